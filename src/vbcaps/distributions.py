@@ -1,0 +1,176 @@
+"""What Bayes needs to know: one function, one equation.
+
+Symbols are the paper's. A diagonal precision is a product of Gaussian-Gamma factors
+``N(mu_d | m_d, 1/(kappa lambda_d)) Ga(lambda_d | nu/2, 1/(2 psi_d))``, so that ``E[lambda] = nu psi``;
+a full one is the Gaussian-Wishart ``N(mu | m, (kappa Lambda)^-1) Wi(Lambda | Psi, nu)``, ``E[Lambda] = nu Psi``.
+
+Shapes: leading axes are free (``...``, in routing ``n l j``); ``d``, ``e`` are pose entries, D of them.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+LN2 = math.log(2.0)
+LN2PI = math.log(2.0 * math.pi)
+
+
+def digamma(x: Tensor) -> Tensor:
+    """psi(x) for x > 0.
+
+    ONNX has no digamma, so an exported graph carries the recurrence psi(x) = psi(x + 1) - 1/x up to x + 8
+    and the asymptotic series there (the fused kernels use the same one).
+    """
+    if not torch.compiler.is_exporting():
+        return torch.digamma(x)
+    shift = torch.zeros_like(x)
+    for k in range(8):
+        shift = shift + 1 / (x + k)
+    y = x + 8
+    u = 1 / (y * y)
+    series = u * (1 / 12 - u * (1 / 120 - u * (1 / 252 - u * (1 / 240 - u / 132))))
+    return y.log() - 0.5 / y - series - shift
+
+
+def multivariate_digamma(x: Tensor, dim: int) -> Tensor:
+    """sum_{i=0}^{D-1} psi(x - i/2), for x > (D-1)/2."""
+    steps = torch.arange(dim, device=x.device, dtype=x.dtype) / 2
+    return digamma(x.unsqueeze(-1) - steps).sum(-1)
+
+
+def cholesky(A: Tensor) -> Tensor:
+    """Lower factor of a positive definite A that rounding may have spoiled.
+
+    The factorisation of A in floating point is exact for a matrix within D eps tr(A) of it; adding that much to
+    the diagonal first keeps it from failing, at a change no larger than the rounding that is there anyway.
+    """
+    D = A.shape[-1]
+    trace = A.diagonal(dim1=-2, dim2=-1).sum(-1).detach()
+    jitter = (D * torch.finfo(A.dtype).eps) * trace
+    return torch.linalg.cholesky(A + jitter[..., None, None] * torch.eye(D, dtype=A.dtype, device=A.device))
+
+
+def logdet(A: Tensor) -> Tensor:
+    """ln det A = 2 trace(ln Cholesky(A)), A positive definite."""
+    return 2 * cholesky(A).diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+# --- expectations (Algorithm 1, lines 20 to 22) -----------------------------------------------------------------
+
+
+def expected_log_pi(alpha: Tensor) -> Tensor:
+    """E[ln pi_j] = psi(alpha_j) - psi(sum_j alpha_j), pi ~ Dir(alpha), j the last axis."""
+    return digamma(alpha) - digamma(alpha.sum(-1, keepdim=True))
+
+
+def expected_logdet_gamma(log_psi: Tensor, nu: Tensor) -> Tensor:
+    """E[ln det diag(lambda)] = sum_d psi(nu/2) + ln 2 + ln psi_d, lambda_d ~ Ga(nu/2, 1/(2 psi_d))."""
+    D = log_psi.shape[-1]
+    return log_psi.sum(-1) + D * (digamma(nu / 2) + LN2)
+
+
+def expected_logdet_wishart(logdet_psi: Tensor, nu: Tensor, dim: int) -> Tensor:
+    """E[ln det Lambda] = sum_{i=0}^{D-1} psi((nu - i)/2) + D ln 2 + ln det Psi, Lambda ~ Wi(Psi, nu)."""
+    return multivariate_digamma(nu / 2, dim) + dim * LN2 + logdet_psi
+
+
+# --- Dirichlet --------------------------------------------------------------------------------------------------
+
+
+def dirichlet_entropy(alpha: Tensor) -> Tensor:
+    """H[Dir(alpha)] = ln B(alpha) - sum_j (alpha_j - 1) E[ln pi_j]."""
+    log_beta = torch.lgamma(alpha).sum(-1) - torch.lgamma(alpha.sum(-1))
+    return log_beta - ((alpha - 1) * expected_log_pi(alpha)).sum(-1)
+
+
+def dirichlet_kl(alpha: Tensor, alpha0: Tensor) -> Tensor:
+    """KL[Dir(alpha) || Dir(alpha0)] = ln B(alpha0) - ln B(alpha) + sum_j (alpha_j - alpha0_j) E[ln pi_j]."""
+    alpha0 = alpha0.expand_as(alpha)
+    log_beta = torch.lgamma(alpha).sum(-1) - torch.lgamma(alpha.sum(-1))
+    log_beta0 = torch.lgamma(alpha0).sum(-1) - torch.lgamma(alpha0.sum(-1))
+    return log_beta0 - log_beta + ((alpha - alpha0) * expected_log_pi(alpha)).sum(-1)
+
+
+# --- Gaussian-Gamma: diagonal precision -------------------------------------------------------------------------
+
+
+def gaussian_gamma_entropy(kappa: Tensor, psi: Tensor, nu: Tensor) -> Tensor:
+    """H[q(mu, lambda)] = sum_d E[H[N(., 1/(kappa lambda_d))]] + H[Ga(nu/2, 1/(2 psi_d))]."""
+    kappa, nu = kappa[..., None], nu[..., None]
+    s, log_rate = nu / 2, -LN2 - psi.log()
+    gaussian = 0.5 * (1 + LN2PI - kappa.log() - (digamma(s) - log_rate))
+    gamma = s - log_rate + torch.lgamma(s) + (1 - s) * digamma(s)
+    return (gaussian + gamma).sum(-1)
+
+
+def gaussian_gamma_kl(
+    m: Tensor, kappa: Tensor, psi: Tensor, nu: Tensor, m0: Tensor, kappa0: Tensor, inv_psi0: Tensor, nu0: Tensor
+) -> Tensor:
+    """KL[q(mu, lambda) || p(mu, lambda)], two Gaussian-Gammas, summed over d."""
+    kappa, nu, kappa0, nu0 = kappa[..., None], nu[..., None], kappa0[..., None], nu0[..., None]
+    s, s0 = nu / 2, nu0 / 2
+    ratio = psi * inv_psi0  # rate0 / rate
+    gaussian = 0.5 * (kappa.log() - kappa0.log() + kappa0 / kappa - 1 + kappa0 * nu * psi * (m - m0) ** 2)
+    gamma = (s - s0) * digamma(s) - torch.lgamma(s) + torch.lgamma(s0) - s0 * ratio.log() + s * (ratio - 1)
+    return (gaussian + gamma).sum(-1)
+
+
+def sample_gaussian_gamma(m: Tensor, kappa: Tensor, psi: Tensor, nu: Tensor) -> tuple[Tensor, Tensor]:
+    """One (mu, lambda), differentiable in every argument: lambda ~ Ga(nu/2, 1/(2 psi)), mu ~ N(m, 1/(kappa lambda))."""
+    shape = (nu / 2)[..., None].expand_as(psi)
+    # Shapes of 1e-3 and below underflow to 0 in float32; the smallest normal number keeps mu finite.
+    lam = 2 * psi * torch._standard_gamma(shape).clamp_min(torch.finfo(psi.dtype).tiny ** 0.5)
+    mu = m + torch.randn_like(m) / (kappa[..., None] * lam).sqrt()
+    return mu, lam
+
+
+# --- Gaussian-Wishart: full precision ---------------------------------------------------------------------------
+
+
+def gaussian_wishart_entropy(kappa: Tensor, Psi: Tensor, nu: Tensor) -> Tensor:
+    """H[q(mu, Lambda)] = E[H[N(., (kappa Lambda)^-1)]] + H[Wi(Psi, nu)]."""
+    D = Psi.shape[-1]
+    logdet_psi = logdet(Psi)
+    gaussian = 0.5 * (D * (1 + LN2PI) - D * kappa.log() - expected_logdet_wishart(logdet_psi, nu, D))
+    wishart = (
+        0.5 * (D + 1) * logdet_psi
+        + 0.5 * D * (D + 1) * LN2
+        + torch.mvlgamma(nu / 2, D)
+        - 0.5 * (nu - D - 1) * multivariate_digamma(nu / 2, D)
+        + 0.5 * nu * D
+    )
+    return gaussian + wishart
+
+
+def gaussian_wishart_kl(
+    m: Tensor, kappa: Tensor, Psi: Tensor, nu: Tensor, m0: Tensor, kappa0: Tensor, inv_Psi0: Tensor, nu0: Tensor
+) -> Tensor:
+    """KL[q(mu, Lambda) || p(mu, Lambda)], two Gaussian-Wisharts."""
+    D = Psi.shape[-1]
+    distance = torch.einsum("...d,...de,...e->...", m - m0, Psi, m - m0)
+    trace = (Psi * inv_Psi0).sum((-2, -1))  # tr(Psi0^-1 Psi), both symmetric
+    logdet_ratio = logdet(Psi) + logdet(inv_Psi0)  # ln det Psi / det Psi0
+    gaussian = 0.5 * (D * (kappa.log() - kappa0.log() + kappa0 / kappa - 1) + kappa0 * nu * distance)
+    wishart = (
+        0.5 * (nu - nu0) * multivariate_digamma(nu / 2, D)
+        - 0.5 * nu0 * logdet_ratio
+        + 0.5 * nu * (trace - D)
+        + torch.mvlgamma(nu0 / 2, D)
+        - torch.mvlgamma(nu / 2, D)
+    )
+    return gaussian + wishart
+
+
+def sample_gaussian_wishart(m: Tensor, kappa: Tensor, Psi: Tensor, nu: Tensor) -> tuple[Tensor, Tensor]:
+    """One (mu, Lambda), differentiable: Lambda = (L A)(L A)^T with Psi = L L^T and Bartlett's triangular A."""
+    D = m.shape[-1]
+    steps = torch.arange(D, dtype=m.dtype, device=m.device)
+    chi2 = 2 * torch._standard_gamma((nu[..., None] - steps) / 2)
+    tiny = torch.finfo(m.dtype).tiny ** 0.5
+    A = torch.randn_like(Psi).tril(-1) + torch.diag_embed(chi2.clamp_min(tiny).sqrt())
+    LA = cholesky(Psi) @ A
+    noise = torch.randn_like(m)[..., None]
+    # Lambda^-1/2 noise: (L A)^-T noise has covariance (L A A^T L^T)^-1.
+    step = torch.linalg.solve_triangular(LA.transpose(-2, -1), noise, upper=True)[..., 0]
+    return m + step / kappa[..., None].sqrt(), LA @ LA.transpose(-2, -1)
