@@ -1,0 +1,56 @@
+"""Dynamic routing: Sabour, Frosst and Hinton, "Dynamic routing between capsules" (NIPS 2017), for matrix poses.
+
+Axes: n image, l parent position, i child slot in a receptive field, j parent type, d pose entry.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from vbcaps.routing.fields import check_iters, check_routing_inputs, softmax_over_parents
+
+
+class Agreement(NamedTuple):
+    """Each parent's pose when routing ends."""
+
+    m: Tensor  # n l j d      squashed pose
+    r: Tensor  # n l i j      coupling coefficients that made it
+
+
+def dynamic_routing(
+    a: Tensor, V: Tensor, child: Tensor, *, children: int | None = None, iters: int = 3
+) -> tuple[Tensor, Agreement]:
+    """Route children to parents; arguments and results as in ``vb_routing``.
+
+    A 2017 capsule says how sure it is by its length, a matrix capsule by its activation: a child's votes are
+    weighted by a_i. The logit is ``ln |s_j|^2``, so that its sigmoid is the length of the squashed pose,
+    ``|s|^2 / (1 + |s|^2)``.
+    """
+    children = check_routing_inputs(a, V, child, children, iters)
+    tiny = torch.finfo(V.dtype).tiny ** 0.5
+    b = torch.zeros_like(V[..., 0])  # n l i j
+    r = torch.full_like(b, 1 / V.shape[3])
+    for t in range(iters):
+        s = torch.einsum("nlij,nlijd->nljd", r * a[..., None], V)
+        length2 = s.square().sum(-1, keepdim=True)
+        m = s * (length2 + tiny).sqrt() / (1 + length2)  # |s|^2 / (1 + |s|^2) times the direction s / |s|
+        if t < iters - 1:  # nothing would read the last coefficients
+            b = b + torch.einsum("nlijd,nljd->nlij", V, m)
+            r = softmax_over_parents(b, child, children)
+    return (length2[..., 0] + tiny).log(), Agreement(m, r)
+
+
+class DynamicRouting(nn.Module):
+    """``dynamic_routing``; it has nothing to learn."""
+
+    def __init__(self, types: int, dim: int = 16, *, iters: int = 3):
+        super().__init__()
+        check_iters(iters)
+        self.iters = iters
+
+    def forward(self, a: Tensor, V: Tensor, child: Tensor, children: int | None = None) -> tuple[Tensor, Agreement]:
+        return dynamic_routing(a, V, child, children=children, iters=self.iters)
+
+    def extra_repr(self) -> str:
+        return f"iters={self.iters}"

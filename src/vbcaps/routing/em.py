@@ -1,0 +1,105 @@
+"""EM routing: Hinton, Sabour and Frosst, "Matrix capsules with EM routing" (ICLR 2018).
+
+Axes: n image, l parent position, i child slot in a receptive field, j parent type, d pose entry.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vbcaps.distributions import LN2PI
+from vbcaps.routing.fields import check_iters, check_routing_inputs, softmax_over_parents
+
+
+class Mixture(NamedTuple):
+    """Point estimates of each parent's Gaussian when routing ends."""
+
+    m: Tensor  # n l j d      mean
+    var: Tensor  # n l j d    variance
+    r: Tensor  # n l i j      responsibilities that the last M-step used
+
+
+def em_routing(
+    a: Tensor,
+    V: Tensor,
+    child: Tensor,
+    *,
+    children: int | None = None,
+    iters: int = 3,
+    beta_a: Tensor | float = 0.0,
+    beta_u: Tensor | float = 0.0,
+    temperature: float = 0.01,
+    growth: float = 0.95,
+    min_var: float = 1e-4,
+) -> tuple[Tensor, Mixture]:
+    """Route children to parents; arguments and results as in ``vb_routing``.
+
+    The inverse temperature of iteration t = 1, 2, ... is ``temperature (1 - growth^t)``, the authors' schedule.
+    ``min_var`` is added to every variance: without it a parent that owns one child has none, and its likelihood has
+    no bound. (VB needs no such constant: its prior is one.)
+    """
+    children = check_routing_inputs(a, V, child, children, iters)
+    r = torch.full_like(V[..., 0], 1 / V.shape[3])  # n l i j
+    for t in range(iters):
+        # M-step
+        R = r * a[..., None]
+        r_j = R.sum(2)  # n l j
+        weight = R / r_j.clamp_min(torch.finfo(R.dtype).tiny ** 0.5)[:, :, None]  # sums to 1 over i, or to 0
+        m = torch.einsum("nlij,nlijd->nljd", weight, V)
+        var = torch.einsum("nlij,nlijd->nljd", weight, (V - m[:, :, None]).square()) + min_var
+        cost = (
+            V.shape[-1] * torch.as_tensor(beta_u) + 0.5 * var.log().sum(-1)
+        ) * r_j  # sum_d (beta_u + ln sigma_d) r_j
+        logit = temperature * (1 - growth ** (t + 1)) * (beta_a - cost)
+        # E-step
+        if t < iters - 1:  # nothing would read the last responsibilities
+            distance = torch.einsum("nlijd,nljd->nlij", (V - m[:, :, None]).square(), 1 / var)
+            ln_p = -0.5 * (distance + (var.log() + LN2PI).sum(-1)[:, :, None])
+            r = softmax_over_parents(F.logsigmoid(logit)[:, :, None] + ln_p, child, children)
+    return logit, Mixture(m, var, r)
+
+
+class EMRouting(nn.Module):
+    """``em_routing`` with its learned costs."""
+
+    def __init__(
+        self,
+        types: int,
+        dim: int = 16,
+        *,
+        iters: int = 3,
+        temperature: float = 0.01,
+        growth: float = 0.95,
+        min_var: float = 1e-4,
+    ):
+        super().__init__()
+        check_iters(iters)
+        for name, value, low, high in (
+            ("temperature", temperature, 0, float("inf")),
+            ("growth", growth, 0, 1),
+            ("min_var", min_var, 0, float("inf")),
+        ):
+            if not low < value < high:
+                raise ValueError(f"{name} must lie between {low} and {high}, both excluded, got {value}")
+        self.iters, self.temperature, self.growth, self.min_var = iters, temperature, growth, min_var
+        self.beta_a = nn.Parameter(torch.zeros(types))
+        self.beta_u = nn.Parameter(torch.zeros(types))
+
+    def forward(self, a: Tensor, V: Tensor, child: Tensor, children: int | None = None) -> tuple[Tensor, Mixture]:
+        return em_routing(
+            a,
+            V,
+            child,
+            children=children,
+            iters=self.iters,
+            beta_a=self.beta_a,
+            beta_u=self.beta_u,
+            temperature=self.temperature,
+            growth=self.growth,
+            min_var=self.min_var,
+        )
+
+    def extra_repr(self) -> str:
+        return f"iters={self.iters}, temperature={self.temperature}, growth={self.growth}, min_var={self.min_var}"
