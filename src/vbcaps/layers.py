@@ -1,0 +1,241 @@
+"""Capsule layers. A map of capsules is a pair: activations ``n h w c`` and poses ``n h w c p p``, c types.
+
+Axes: n image, l parent position, i child slot in a receptive field, j parent type, p q pose row and column.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vbcaps.routing import ROUTINGS, Agreement, Mixture, Posterior
+from vbcaps.routing.fields import field_children
+
+INITS = ("glorot", "identity")
+
+
+class Capsules(NamedTuple):
+    """What a capsule layer, or a network, gives. A network has no ``h w``: its capsules are its classes."""
+
+    logits: Tensor  # n h w j        after BatchNorm, before the sigmoid
+    activations: Tensor  # n h w j   in (0, 1)
+    poses: Tensor  # n h w j p p
+    posterior: Posterior | Mixture | Agreement | None = None  # axes n l j, l = (h w)
+
+
+class BatchNorm(nn.BatchNorm1d):
+    """BatchNorm over the last-but-any axes of ``... c`` or ``... c d``, without affine.
+
+    A training batch with one value per type (one image, one position) has no spread to normalise by: it is
+    normalised by the running statistics, which it leaves alone.
+    """
+
+    def __init__(self, types: int):
+        super().__init__(types, affine=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        single = self.training and x.numel() == self.num_features
+        if single:
+            return F.batch_norm(x, self.running_mean, self.running_var, training=False, eps=self.eps)
+        return super().forward(x)
+
+
+class PrimaryCaps(nn.Module):
+    """Filters to capsules: a 1x1 convolution gives each position ``caps`` poses and activations."""
+
+    def __init__(self, channels: int, caps: int, *, pose: int = 4, norm_pose: bool = True):
+        super().__init__()
+        _check_counts(channels=channels, caps=caps, pose=pose)
+        self.caps, self.pose = caps, pose
+        self.conv = nn.Conv2d(channels, caps * (pose * pose + 1), 1, bias=False)
+        nn.init.xavier_uniform_(self.conv.weight)
+        self.norm_a = BatchNorm(caps)
+        self.norm_pose = BatchNorm(caps) if norm_pose else None
+
+    def forward(self, x: Tensor) -> Capsules:  # n channels h w
+        if x.ndim != 4 or x.shape[1] != self.conv.in_channels:
+            raise ValueError(f"x must have shape (n, {self.conv.in_channels}, h, w), got {tuple(x.shape)}")
+        c, p = self.caps, self.pose
+        x = self.conv(x).permute(0, 2, 3, 1)  # n h w (c p p) + c
+        n, h, w, _ = x.shape
+        pose, logit = x.split([c * p * p, c], dim=-1)
+        logit = self.norm_a(logit.reshape(-1, c)).view(n, h, w, c)
+        pose = pose.reshape(-1, c, p * p)
+        pose = pose if self.norm_pose is None else self.norm_pose(pose)
+        return Capsules(logit, logit.sigmoid(), pose.view(n, h, w, c, p, p))
+
+
+class ConvCaps(nn.Module):
+    """Convolutional capsules: each parent routes over the children in its receptive field.
+
+    Arguments:
+        in_caps, out_caps: how many types of child and parent capsules.
+        kernel, stride, padding: a number or (rows, columns), as in ``nn.Conv2d``. Padding adds children that are off.
+        pose: poses are ``pose x pose`` matrices.
+        routing: ``"vb"``, ``"em"`` or ``"dynamic"``; ``routing_options`` go to ``VBRouting``, ``EMRouting`` or
+            ``DynamicRouting`` as keywords.
+        init: of the transformations, the paper's two ways: ``"glorot"``, uniform in +-sqrt(6 / (k^2 p^2 (c_i + d_j)));
+            or ``"identity"`` with uniform(0, ``noise``) beside the diagonal.
+        norm_pose: BatchNorm, one per type and without affine, on the posterior means (as in the released code).
+    """
+
+    def __init__(
+        self,
+        in_caps: int,
+        out_caps: int,
+        kernel: int | tuple[int, int] = 3,
+        stride: int | tuple[int, int] = 1,
+        padding: int | tuple[int, int] = 0,
+        *,
+        pose: int = 4,
+        routing: str = "vb",
+        routing_options: Mapping[str, Any] | None = None,
+        init: str = "glorot",
+        noise: float = 0.01,
+        norm_pose: bool = True,
+    ):
+        super().__init__()
+        _check_counts(in_caps=in_caps, out_caps=out_caps, pose=pose)
+        self.in_caps, self.out_caps, self.pose = in_caps, out_caps, pose
+        self.kernel = _pair("kernel", kernel, 1)
+        self.stride = _pair("stride", stride, 1)
+        self.padding = _pair("padding", padding, 0)
+        if self.padding[0] >= self.kernel[0] or self.padding[1] >= self.kernel[1]:
+            raise ValueError(f"padding must be below kernel {self.kernel}, got {self.padding}: a field would be empty")
+        self.weight = nn.Parameter(torch.empty(*self.kernel, in_caps, out_caps, pose, pose))
+        self.init, self.noise = init, noise
+        self.reset_parameters()
+        self.routing = make_routing(routing, out_caps, pose * pose, routing_options)
+        self.norm_a = BatchNorm(out_caps)
+        self.norm_pose = BatchNorm(out_caps) if norm_pose else None
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        if self.init == "glorot":
+            fan = math.prod(self.kernel) * self.pose**2 * (self.in_caps + self.out_caps)
+            self.weight.uniform_(-math.sqrt(6 / fan), math.sqrt(6 / fan))
+        elif self.init == "identity":
+            if self.noise < 0:
+                raise ValueError(f"noise must not be negative, got {self.noise}")
+            eye = torch.eye(self.pose, dtype=self.weight.dtype, device=self.weight.device)
+            self.weight.uniform_(0, self.noise).mul_(1 - eye).add_(eye)
+        else:
+            raise ValueError(f"init must be one of {INITS}, got {self.init!r}")
+
+    def output_size(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of parents over a map of children; an error where it is too small for the kernel."""
+        size = (height + 2 * self.padding[0], width + 2 * self.padding[1])
+        if size[0] < self.kernel[0] or size[1] < self.kernel[1]:
+            raise ValueError(
+                f"a map of {height} x {width} capsules (padding {self.padding}) is too small for kernel {self.kernel}"
+            )
+        return (size[0] - self.kernel[0]) // self.stride[0] + 1, (size[1] - self.kernel[1]) // self.stride[1] + 1
+
+    def forward(self, a: Tensor, pose: Tensor) -> Capsules:  # n h w c, n h w c p p
+        _check_capsules(a, pose, self.in_caps, self.pose)
+        rows, cols = self.output_size(a.shape[1], a.shape[2])
+        with torch.autocast(a.device.type, enabled=False):
+            a, pose = at_least_float32(a), at_least_float32(pose)
+            if any(self.padding):
+                top, left = self.padding
+                a = F.pad(a, (0, 0, left, left, top, top))
+                pose = F.pad(pose, (0, 0, 0, 0, 0, 0, left, left, top, top))
+            n, h, w, c = a.shape
+            child = field_children(h, w, c, self.kernel, self.stride, a.device)  # l i
+            slots = child.flatten()
+            a = a.reshape(n, -1).index_select(1, slots).view(n, *child.shape)
+            pose = pose.reshape(n, h * w * c, self.pose, self.pose).index_select(1, slots).unflatten(1, child.shape)
+            V = votes(pose, self.weight.flatten(0, 2))
+            return self.route(a, V, child, h * w * c, (rows, cols))
+
+    def route(self, a: Tensor, V: Tensor, child: Tensor, children: int, size: tuple[int, int]) -> Capsules:
+        logit, q = self.routing(a, V, child, children)  # n l j
+        n, _, j = logit.shape
+        logit = self.norm_a(logit.reshape(-1, j)).view(n, *size, j)
+        m = q.m if self.norm_pose is None else self.norm_pose(q.m.flatten(0, 1))
+        return Capsules(logit, logit.sigmoid(), m.reshape(n, *size, j, self.pose, self.pose), q)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.in_caps}, {self.out_caps}, kernel={self.kernel}, stride={self.stride}, padding={self.padding}, "
+            f"pose={self.pose}, init={self.init!r}"
+        )
+
+
+class ClassCaps(ConvCaps):
+    """One capsule per class over the whole map, transformations shared by all positions.
+
+    So that sharing does not lose where a child was, its position is added to its votes (coordinate addition): row and
+    column of its centre, as a share of the map from 0 to 1, to the first two entries of the right-hand column.
+    """
+
+    def __init__(self, in_caps: int, classes: int, **options: Any):
+        super().__init__(in_caps, classes, 1, **options)
+
+    def forward(self, a: Tensor, pose: Tensor) -> Capsules:  # n h w c, n h w c p p
+        _check_capsules(a, pose, self.in_caps, self.pose)
+        n, h, w, c = a.shape
+        with torch.autocast(a.device.type, enabled=False):
+            a, pose = at_least_float32(a), at_least_float32(pose)
+            child = torch.arange(h * w * c, device=a.device)[None]  # one field that sees every child
+            weight = self.weight[0].expand(h * w, -1, -1, -1, -1).flatten(0, 1)  # (h w c) j p p
+            V = votes(pose.reshape(n, 1, h * w * c, self.pose, self.pose), weight)
+            V = V + coordinates(h, w, self.pose, V)[:, None].expand(-1, c, -1).reshape(1, 1, h * w * c, 1, -1)
+            return self.route(a.reshape(n, 1, -1), V, child, h * w * c, (1, 1))
+
+
+def votes(pose: Tensor, weight: Tensor) -> Tensor:
+    """V = M W: ``n l i p q``, ``i j q r`` to ``n l i j (p r)``.
+
+    In memory the votes of a parent lie together, ``n l j i d``: the order in which every pass of routing is a matrix
+    product (benchmarks/layouts.py).
+    """
+    V = torch.einsum("nlipq,ijqr->nljipr", pose, weight)
+    return V.flatten(4).transpose(2, 3)
+
+
+def coordinates(height: int, width: int, pose: int, like: Tensor) -> Tensor:
+    """What coordinate addition adds to a vote from each position, ``(h w) (p p)``."""
+    y = (torch.arange(height, dtype=like.dtype, device=like.device) + 0.5) / height
+    x = (torch.arange(width, dtype=like.dtype, device=like.device) + 0.5) / width
+    right = torch.eye(pose * pose, dtype=like.dtype, device=like.device)[[pose - 1, (2 * pose - 1) % (pose * pose)]]
+    return (y[:, None, None] * right[0] + x[None, :, None] * right[1]).flatten(0, 1)
+
+
+def make_routing(name: str, types: int, dim: int, options: Mapping[str, Any] | None) -> nn.Module:
+    if name not in ROUTINGS:
+        raise ValueError(f"routing must be one of {tuple(ROUTINGS)}, got {name!r}")
+    try:
+        return ROUTINGS[name](types, dim, **(options or {}))
+    except TypeError as error:
+        raise TypeError(f"routing_options of routing={name!r}: {error}") from error
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Routing under autocast stays in float32: its sums of squares do not survive 8 bits."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _check_capsules(a: Tensor, pose: Tensor, types: int, p: int) -> None:
+    if a.ndim != 4 or a.shape[-1] != types:
+        raise ValueError(f"a must have shape (n, h, w, {types}), got {tuple(a.shape)}")
+    if pose.shape != (*a.shape, p, p):
+        raise ValueError(f"pose must have shape {(*a.shape, p, p)} to go with a, got {tuple(pose.shape)}")
+    if not a.is_floating_point() or not pose.is_floating_point():
+        raise TypeError(f"a and pose must be floating point, got {a.dtype} and {pose.dtype}")
+
+
+def _check_counts(**counts: int) -> None:
+    for name, count in counts.items():
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ValueError(f"{name} must be a whole number of at least 1, got {count!r}")
+
+
+def _pair(name: str, value: int | tuple[int, int], least: int) -> tuple[int, int]:
+    pair = (value, value) if isinstance(value, int) else tuple(value)
+    if len(pair) != 2 or not all(isinstance(v, int) and not isinstance(v, bool) and v >= least for v in pair):
+        raise ValueError(f"{name} must be a whole number of at least {least}, or a pair of them, got {value!r}")
+    return pair[0], pair[1]
