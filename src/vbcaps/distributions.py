@@ -24,9 +24,7 @@ def digamma(x: Tensor) -> Tensor:
     """
     if not torch.compiler.is_exporting():
         return torch.digamma(x)
-    shift = torch.zeros_like(x)
-    for k in range(8):
-        shift = shift + 1 / (x + k)
+    shift = (1 / (x[..., None] + torch.arange(8, dtype=x.dtype, device=x.device))).sum(-1)
     y = x + 8
     u = 1 / (y * y)
     series = u * (1 / 12 - u * (1 / 120 - u * (1 / 252 - u * (1 / 240 - u / 132))))
@@ -42,13 +40,16 @@ def multivariate_digamma(x: Tensor, dim: int) -> Tensor:
 def cholesky(A: Tensor) -> Tensor:
     """Lower factor of a positive definite A that rounding may have spoiled.
 
-    The factorisation of A in floating point is exact for a matrix within D eps tr(A) of it; adding that much to
-    the diagonal first keeps it from failing, at a change no larger than the rounding that is there anyway.
+    D eps tr(A), the size of that rounding, is added to the diagonal: with the eps of float64, which changes nothing in
+    float32, and where A still has no factor with that of float32, from which a float64 A may have come too.
     """
     D = A.shape[-1]
+    eye = torch.eye(D, dtype=A.dtype, device=A.device)
     trace = A.diagonal(dim1=-2, dim2=-1).sum(-1).detach()
-    jitter = (D * torch.finfo(A.dtype).eps) * trace
-    return torch.linalg.cholesky(A + jitter[..., None, None] * torch.eye(D, dtype=A.dtype, device=A.device))
+    fine, coarse = (D * torch.finfo(dtype).eps * trace for dtype in (torch.float64, torch.float32))
+    spoiled = torch.linalg.cholesky_ex(A.detach() + fine[..., None, None] * eye).info > 0
+    jitter = torch.where(spoiled, coarse, fine)
+    return torch.linalg.cholesky(A + jitter[..., None, None] * eye)
 
 
 def logdet(A: Tensor) -> Tensor:

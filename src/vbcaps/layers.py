@@ -3,6 +3,7 @@
 Axes: n image, l parent position, i child slot in a receptive field, j parent type, p q pose row and column.
 """
 
+import inspect
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -48,7 +49,7 @@ class PrimaryCaps(nn.Module):
 
     def __init__(self, channels: int, caps: int, *, pose: int = 4, norm_pose: bool = True):
         super().__init__()
-        _check_counts(channels=channels, caps=caps, pose=pose)
+        check_counts(channels=channels, caps=caps, pose=pose)
         self.caps, self.pose = caps, pose
         self.conv = nn.Conv2d(channels, caps * (pose * pose + 1), 1, bias=False)
         nn.init.xavier_uniform_(self.conv.weight)
@@ -98,7 +99,7 @@ class ConvCaps(nn.Module):
         norm_pose: bool = True,
     ):
         super().__init__()
-        _check_counts(in_caps=in_caps, out_caps=out_caps, pose=pose)
+        check_counts(in_caps=in_caps, out_caps=out_caps, pose=pose)
         self.in_caps, self.out_caps, self.pose = in_caps, out_caps, pose
         self.kernel = _pair("kernel", kernel, 1)
         self.stride = _pair("stride", stride, 1)
@@ -211,7 +212,8 @@ def make_routing(name: str, types: int, dim: int, options: Mapping[str, Any] | N
     try:
         return ROUTINGS[name](types, dim, **(options or {}))
     except TypeError as error:
-        raise TypeError(f"routing_options of routing={name!r}: {error}") from error
+        allowed = [k for k, p in inspect.signature(ROUTINGS[name]).parameters.items() if p.kind is p.KEYWORD_ONLY]
+        raise TypeError(f"routing_options of routing={name!r} may be {allowed}: {error}") from error
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -228,14 +230,14 @@ def _check_capsules(a: Tensor, pose: Tensor, types: int, p: int) -> None:
         raise TypeError(f"a and pose must be floating point, got {a.dtype} and {pose.dtype}")
 
 
-def _check_counts(**counts: int) -> None:
+def check_counts(**counts: int) -> None:
     for name, count in counts.items():
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise ValueError(f"{name} must be a whole number of at least 1, got {count!r}")
 
 
 def _pair(name: str, value: int | tuple[int, int], least: int) -> tuple[int, int]:
-    pair = (value, value) if isinstance(value, int) else tuple(value)
+    pair = tuple(value) if isinstance(value, tuple | list) else (value, value)
     if len(pair) != 2 or not all(isinstance(v, int) and not isinstance(v, bool) and v >= least for v in pair):
         raise ValueError(f"{name} must be a whole number of at least {least}, or a pair of them, got {value!r}")
     return pair[0], pair[1]

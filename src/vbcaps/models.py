@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vbcaps.layers import Capsules, ClassCaps, ConvCaps, PrimaryCaps
+from vbcaps.layers import Capsules, ClassCaps, ConvCaps, PrimaryCaps, check_counts
 from vbcaps.routing import Posterior
 
 STEMS = ("conv", "residual")
@@ -51,14 +51,13 @@ class CapsNet(nn.Module):
         logit_scale: bool = False,
     ):
         super().__init__()
-        if isinstance(arch, str) or len(arch) != 4 or not all(isinstance(k, int) and k >= 1 for k in arch):
+        if not isinstance(arch, tuple | list) or len(arch) != 4 or not all(isinstance(k, int) and k >= 1 for k in arch):
             raise ValueError(f"arch must be four positive numbers (F, d1, d2, d3), got {arch!r}")
-        if in_channels < 1 or classes < 1:
-            raise ValueError(f"in_channels and classes must be at least 1, got {in_channels} and {classes}")
+        check_counts(in_channels=in_channels, classes=classes)
         if stem not in STEMS:
             raise ValueError(f"stem must be one of {STEMS}, got {stem!r}")
-        self.image_size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
-        if len(self.image_size) != 2 or not all(size in IMAGE_SIZES for size in self.image_size):
+        self.image_size = tuple(image_size) if isinstance(image_size, tuple | list) else (image_size, image_size)
+        if len(self.image_size) != 2 or not all(isinstance(s, int) and s in IMAGE_SIZES for s in self.image_size):
             raise ValueError(f"image_size must be a number or (height, width) from 20 to 256, got {image_size!r}")
         self.arch, self.in_channels, self.classes = tuple(arch), in_channels, classes
 
@@ -76,7 +75,8 @@ class CapsNet(nn.Module):
     def forward(self, x: Tensor) -> Capsules:  # n in_channels height width
         """``.logits`` and ``.activations`` as ``n classes``, ``.poses`` as ``n classes p p``, ``.posterior``."""
         expected = (self.in_channels, *self.image_size)
-        if x.ndim != 4 or x.shape[1:] != expected:
+        empty = not torch.compiler.is_compiling() and len(x) == 0
+        if x.ndim != 4 or x.shape[1:] != expected or empty:
             raise ValueError(f"images must have shape (n, {', '.join(map(str, expected))}), got {tuple(x.shape)}")
         if not x.is_floating_point():
             raise TypeError(f"images must be floating point, standardised, got {x.dtype}; convert with x.float() / 255")
@@ -174,8 +174,9 @@ class CapsVAE(nn.Module):
             raise ValueError(f"sampling must be one of {SAMPLINGS}, got {sampling!r}")
         self.sampling = sampling
         self.net = CapsNet(*args, **options)
-        if options.get("routing", args[4] if len(args) > 4 else "vb") != "vb":
-            raise ValueError("CapsVAE samples from a posterior, which only routing='vb' has")
+        routing = options.get("routing", args[4] if len(args) > 4 else "vb")
+        if routing != "vb":
+            raise ValueError(f"routing must be 'vb', whose posterior a CapsVAE samples from, got {routing!r}")
         self.decoder = Decoder(self.net, filters)
 
     def forward(self, x: Tensor, label: Tensor | None = None) -> Reconstruction:
@@ -184,6 +185,10 @@ class CapsVAE(nn.Module):
         label = caps.logits.argmax(1) if label is None else label
         if label.shape != x.shape[:1] or label.dtype != torch.int64:
             raise ValueError(f"label must be (n,) = ({len(x)},) of int64, got {tuple(label.shape)} of {label.dtype}")
+        if not torch.compiler.is_compiling() and not 0 <= int(label.min()) <= int(label.max()) < self.net.classes:
+            raise ValueError(
+                f"label must lie from 0 to {self.net.classes - 1}, got {int(label.min())} to {int(label.max())}"
+            )
         q = of_class(caps.posterior, label)
         mean, var = q.m[:, 0, 0], q.variance()[:, 0, 0]
         code = mean

@@ -34,9 +34,9 @@ class Prior(nn.Module):
     - ``"full"``: a full matrix with a Gaussian-Wishart.
 
     ``alpha0``, ``kappa0`` and ``nu0`` are a number or one per parent type; ``m0`` a number, ``(dim,)`` or
-    ``(types, dim)``; ``Psi0`` a number (times the identity), the diagonal as ``(dim,)`` or ``(types, dim)``, and for
-    ``"full"`` also a matrix ``(dim, dim)`` or ``(types, dim, dim)``. The defaults are the paper's uninformative ones;
-    ``nu0`` defaults to ``dim + 1``.
+    ``(types, dim)``; ``Psi0`` a number (times the identity) or the diagonal as ``(dim,)``, then for ``"gamma"`` and
+    ``"wishart"`` also ``(types, dim)``, for ``"full"`` a matrix ``(dim, dim)`` or ``(types, dim, dim)``. The defaults
+    are the paper's uninformative ones; ``nu0`` defaults to ``dim + 1``.
 
     ``learn`` names those trained by backpropagation (the paper's empirical Bayes), ``"all"`` for every one.
     Positive ones pass through softplus, ``Psi0`` of ``"full"`` through its Cholesky factor.
@@ -73,7 +73,7 @@ class Prior(nn.Module):
         dtype = dtype or torch.get_default_dtype()
         given = dict(alpha0=alpha0, m0=m0, kappa0=kappa0, Psi0=Psi0, nu0=dim + 1.0 if nu0 is None else nu0)
         for name in NAMES:
-            value = self._checked(name, torch.as_tensor(given[name], dtype=dtype).detach())
+            value = self._checked(name, torch.as_tensor(given[name], dtype=dtype).detach().clone())
             if name in self.learn:
                 self.register_parameter(f"{name}_raw", nn.Parameter(self._to_raw(name, value)))
             else:
@@ -82,16 +82,23 @@ class Prior(nn.Module):
     def forward(self) -> PriorValues:
         return PriorValues(*(self._value(name) for name in NAMES))
 
+    def _kept(self, name: str) -> Tensor:
+        """The parameter or buffer; by ``getattr``, so that ``torch.func.functional_call`` can swap it for a tensor."""
+        return getattr(self, f"{name}_raw" if name in self.learn else f"{name}_fixed")
+
     def _value(self, name: str) -> Tensor:
+        raw = self._kept(name)
         if name not in self.learn:
-            return self.get_buffer(f"{name}_fixed")
-        raw = self.get_parameter(f"{name}_raw")
+            return raw
         if name == "m0":
             return raw
         if name == "Psi0" and self.precision == "full":
             L = raw.tril(-1) + torch.diag_embed(_softplus(raw.diagonal(dim1=-2, dim2=-1)))
             return L @ L.mT
-        return _softplus(raw) + (self.nu0_above if name == "nu0" else 0.0)
+        if name == "nu0":  # at least just over half a last digit of dim - 1, so that the sum does not round down to it
+            half_digit = 0.51 * torch.finfo(raw.dtype).eps * self.nu0_above
+            return _softplus(raw).clamp_min(half_digit) + self.nu0_above
+        return _softplus(raw)
 
     def _to_raw(self, name: str, value: Tensor) -> Tensor:
         """The inverse of ``_value``."""
@@ -109,7 +116,8 @@ class Prior(nn.Module):
             if value.ndim > 1:
                 raise ValueError(f"{name} must be a number or one per parent type, got shape {shape}")
             above = self.nu0_above if name == "nu0" else 0.0
-            if not _within(value - above):
+            rounding = 0.5 * torch.finfo(value.dtype).eps * above  # of a nu0 just above dim - 1
+            if not (bool((value > above).all()) and _within(value - above + rounding)):
                 needs = f"above dim - 1 = {above:g} for precision={self.precision!r}" if above else "positive"
                 raise ValueError(
                     f"{name} must be {needs}, {SMALLEST:g} to {LARGEST:g} beyond {above:g}; got {value.tolist()}"
@@ -144,12 +152,15 @@ class Prior(nn.Module):
                 f"Psi0 must be positive definite, eigenvalues {SMALLEST:g} to {LARGEST:g}, "
                 f"got {spectrum.min():g} to {spectrum.max():g}"
             )
-        return torch.linalg.inv(Psi0.double()).to(Psi0.dtype)
+        inv_Psi0 = torch.linalg.inv(Psi0.double()).to(Psi0.dtype)
+        if not bool((torch.linalg.eigvalsh(inv_Psi0.double()) > 0).all()):
+            raise ValueError(f"Psi0 is too ill-conditioned for {Psi0.dtype}, give dtype=torch.float64")
+        return inv_Psi0
 
     def types(self) -> dict[str, int]:
         """How many parent types each name that is given per type was given for."""
         ranks = dict(alpha0=1, m0=2, kappa0=1, Psi0=3 if self.precision == "full" else 2, nu0=1)
-        return {name: len(v) for name, v in zip(NAMES, self(), strict=True) if v.ndim == ranks[name]}
+        return {name: len(self._kept(name)) for name in NAMES if self._kept(name).ndim == ranks[name]}
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, precision={self.precision!r}, learn={self.learn}"

@@ -25,7 +25,8 @@ def dynamic_routing(
 
     A 2017 capsule says how sure it is by its length, a matrix capsule by its activation: a child's votes are
     weighted by a_i. The logit is ``ln |s_j|^2``, so that its sigmoid is the length of the squashed pose,
-    ``|s|^2 / (1 + |s|^2)``.
+    ``|s|^2 / (1 + |s|^2)``. As in VB and EM, the first coefficients are 1/d_j; from then on they are a softmax over
+    every parent that sees the child.
     """
     children = check_routing_inputs(a, V, child, children, iters)
     tiny = torch.finfo(V.dtype).tiny ** 0.5

@@ -3,6 +3,7 @@
 Axes: n image, l parent position, i child slot in a receptive field, j parent type, d pose entry.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -41,6 +42,7 @@ def em_routing(
     no bound. (VB needs no such constant: its prior is one.)
     """
     children = check_routing_inputs(a, V, child, children, iters)
+    check_constants(temperature, growth, min_var)
     r = torch.full_like(V[..., 0], 1 / V.shape[3])  # n l i j
     for t in range(iters):
         # M-step
@@ -61,6 +63,16 @@ def em_routing(
     return logit, Mixture(m, var, r)
 
 
+def check_constants(temperature: float, growth: float, min_var: float) -> None:
+    for name, value, high in (
+        ("temperature", temperature, math.inf),
+        ("growth", growth, 1),
+        ("min_var", min_var, math.inf),
+    ):
+        if not 0 < value < high:
+            raise ValueError(f"{name} must lie between 0 and {high}, both excluded, got {value}")
+
+
 class EMRouting(nn.Module):
     """``em_routing`` with its learned costs."""
 
@@ -76,13 +88,7 @@ class EMRouting(nn.Module):
     ):
         super().__init__()
         check_iters(iters)
-        for name, value, low, high in (
-            ("temperature", temperature, 0, float("inf")),
-            ("growth", growth, 0, 1),
-            ("min_var", min_var, 0, float("inf")),
-        ):
-            if not low < value < high:
-                raise ValueError(f"{name} must lie between {low} and {high}, both excluded, got {value}")
+        check_constants(temperature, growth, min_var)
         self.iters, self.temperature, self.growth, self.min_var = iters, temperature, growth, min_var
         self.beta_a = nn.Parameter(torch.zeros(types))
         self.beta_u = nn.Parameter(torch.zeros(types))

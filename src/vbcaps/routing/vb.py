@@ -56,7 +56,7 @@ class Posterior(NamedTuple):
         return 1 / (self.nu[..., None] * psi)
 
     def entropy(self) -> tuple[Tensor, Tensor]:
-        """H[q(pi)] as n l, H[q(mu, Lambda)] as n l j."""
+        """H[q(pi)] as n l, H[q(mu, Lambda)] as n l j; a diagonal psi is read as Gaussian-Gamma, as in ``kl``."""
         of_parameters = gaussian_wishart_entropy if self.full else gaussian_gamma_entropy
         return dirichlet_entropy(self.alpha), of_parameters(self.kappa, self.psi, self.nu)
 
@@ -112,8 +112,7 @@ def vb_routing(
     children = check_routing_inputs(a, V, child, children, iters)
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation must be one of {ACTIVATIONS}, got {activation!r}")
-    if V.shape[-1] != prior.dim:
-        raise ValueError(f"V has {V.shape[-1]} pose entries, the prior was made for dim={prior.dim}")
+    check_prior(prior, *V.shape[3:])
     p, dtype = prior(), V.dtype
     if prior.precision == "full":  # float32 cannot factorise I + 1e8 x x^T
         a, V, p = a.double(), V.double(), PriorValues(*(value.double() for value in p))
@@ -193,6 +192,13 @@ def elbo(a: Tensor, V: Tensor, q: Posterior, prior: Prior) -> ELBO:
     return ELBO(total, likelihood, assignment, responsibility, kl_pi, kl_parameters)
 
 
+def check_prior(prior: Prior, types: int, dim: int) -> None:
+    if prior.dim != dim:
+        raise ValueError(f"prior was made for dim={prior.dim}, the poses have {dim} entries")
+    if wrong := {name: k for name, k in prior.types().items() if k != types}:
+        raise ValueError(f"prior was made for other numbers of types ({wrong}); there are {types}")
+
+
 class VBRouting(nn.Module):
     """``vb_routing`` with a prior and the learned offsets of its activation; the module keeps a copy of ``prior``."""
 
@@ -204,10 +210,7 @@ class VBRouting(nn.Module):
             raise ValueError(f"activation must be one of {ACTIVATIONS}, got {activation!r}")
         check_iters(iters)
         prior = Prior(dim=dim) if prior is None else copy.deepcopy(prior)
-        if prior.dim != dim:
-            raise ValueError(f"prior was made for dim={prior.dim}, this layer's poses have {dim} entries")
-        if wrong := {n: k for n, k in prior.types().items() if k != types}:
-            raise ValueError(f"prior was made for other numbers of types ({wrong}); this layer has {types}")
+        check_prior(prior, types, dim)
         self.iters, self.activation, self.prior = iters, activation, prior
         self.beta_a = nn.Parameter(torch.zeros(types))
         self.beta_u = nn.Parameter(torch.zeros(types))
