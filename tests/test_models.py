@@ -1,0 +1,543 @@
+"""CapsNet and CapsVAE: the paper's sizes, any routing by a word, bad input, robustness, learning."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from vbcaps import CapsNet, CapsVAE, Prior
+from vbcaps.losses import nll_loss, vae_loss
+from vbcaps.models import IMAGE_SIZES, ResidualBlock
+from vbcaps.routing import Agreement, Mixture, Posterior
+
+ROUTINGS = ("vb", "em", "dynamic")
+SMALL = (8, 4, 4, 4)
+TINY = (4, 2, 2, 2)
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+def bars(n, classes, size):
+    """Noisy images of two channels with a bright bar whose height is the class."""
+    label = torch.arange(n) % classes
+    x = 0.3 * torch.randn(n, 2, size, size)
+    width = size // classes
+    for image, k in zip(x, label.tolist(), strict=True):
+        image[:, k * width : (k + 1) * width] += 1.0
+    return x, label
+
+
+def settle(model, x, *args):
+    """Running statistics of this batch, then evaluation: fresh ones saturate or hide what the capsules say."""
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    for norm in norms:
+        norm.momentum = 1.0
+    with torch.no_grad():
+        model(x, *args)
+    for norm in norms:
+        norm.momentum = 0.1
+    return model.eval()
+
+
+def count(module):
+    return sum(p.numel() for p in module.parameters())
+
+
+# --- the paper's network ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arch", "in_channels", "classes", "exact", "paper"),
+    [
+        ((64, 16, 16, 16), 2, 5, 169802, 169),
+        ((64, 8, 16, 16), 2, 5, 142666, 142),
+        ((64, 16, 32, 32), 2, 5, 318602, 318),
+        ((64, 16, 16, 16), 3, 10, 172692, 172),
+        ((64, 8, 16, 16), 3, 10, 145556, 145),
+        ((64, 16, 32, 32), 3, 10, 322772, 323),
+    ],
+)
+def test_parameter_counts_are_the_papers(arch, in_channels, classes, exact, paper):
+    """The paper rounds some down and some to the nearest thousand."""
+    parameters = count(CapsNet(arch, in_channels, classes))
+    assert parameters == exact
+    assert paper in (parameters // 1000, round(parameters / 1000))
+
+
+def test_defaults_are_the_papers_smallnorb_network():
+    net = CapsNet()
+    assert count(net) == 169802
+    assert net.image_size == (32, 32)
+    assert net.class_caps.routing.iters == 3
+
+
+@pytest.mark.parametrize(("stem", "sizes"), [("conv", (14, 6, 4)), ("residual", (16, 7, 5))])
+def test_maps_at_32x32(stem, sizes):
+    net, seen = CapsNet(TINY, stem=stem), []
+    for layer in (net.primary_caps, net.conv_caps1, net.conv_caps2):
+        layer.register_forward_hook(lambda _, __, out: seen.append(tuple(out.activations.shape)))
+    net(torch.randn(2, 2, 32, 32))
+    assert seen == [(2, size, size, 2) for size in sizes]
+
+
+def test_outputs_are_named_and_shaped():
+    net = CapsNet((8, 4, 3, 2), in_channels=3, classes=7, pose=3)
+    out = net(torch.randn(2, 3, 32, 32))
+    assert out.logits.shape == out.activations.shape == (2, 7)
+    assert out.poses.shape == (2, 7, 3, 3)
+    assert out.posterior.m.shape == (2, 1, 7, 9)
+    torch.testing.assert_close(out.activations, 1 / (1 + (-out.logits).exp()))
+    torch.testing.assert_close(out.poses.flatten(2), net.class_caps.norm_pose(out.posterior.m[:, 0]))
+
+
+@pytest.mark.parametrize("stem", ["conv", "residual"])
+@pytest.mark.parametrize("size", [20, 21, (20, 33), (57, 22), (256, 20), (31, 256)])
+def test_square_and_rectangular_images(size, stem):
+    net = CapsNet(TINY, 1, 3, size, stem=stem)
+    out = net(torch.randn(2, 1, *net.image_size))
+    assert out.activations.shape == (2, 3)
+    assert out.activations.isfinite().all()
+
+
+@pytest.mark.parametrize("stem", ["conv", "residual"])
+def test_every_image_size_from_20_to_256_fits_the_kernels(stem):
+    assert (IMAGE_SIZES[0], IMAGE_SIZES[-1]) == (20, 256)
+    net = CapsNet(TINY, 1, 3, stem=stem)
+    for size in IMAGE_SIZES:
+        with torch.no_grad():
+            h, w = net.stem(torch.zeros(1, 1, size, 20)).shape[2:]
+        for layer in (net.conv_caps1, net.conv_caps2):
+            h, w = layer.output_size(h, w)
+        assert h >= 1
+        assert w >= 1
+
+
+def test_residual_stem_is_four_blocks_of_two_3x3_layers():
+    stem = CapsNet(SMALL, stem="residual").stem
+    blocks = [m for m in stem.modules() if isinstance(m, ResidualBlock)]
+    layers = [m for m in stem.modules() if isinstance(m, nn.Conv2d) and m.kernel_size == (3, 3)]
+    assert (len(blocks), len(layers)) == (4, 8)
+    assert not [m for m in CapsNet(SMALL).modules() if isinstance(m, ResidualBlock)]
+
+
+def test_a_residual_block_adds_its_input():
+    block = ResidualBlock(3, 3).eval()
+    nn.init.zeros_(block.conv2[0].weight)
+    x = torch.rand(2, 3, 5, 5)
+    torch.testing.assert_close(block(x), x)
+
+
+def test_logit_scale_is_a_learned_factor_on_the_class_logits():
+    x = torch.randn(3, 2, 20, 20)
+    plain, scaled = (CapsNet(TINY, image_size=20, logit_scale=on) for on in (False, True))
+    scaled.load_state_dict(plain.state_dict(), strict=False)
+    assert count(scaled) == count(plain) + 1
+    assert plain.scale is None
+    torch.testing.assert_close(scaled(x).logits, plain(x).logits)
+    with torch.no_grad():
+        scaled.scale.fill_(3.0)
+    out = scaled(x)
+    torch.testing.assert_close(out.logits, 3 * plain(x).logits)
+    torch.testing.assert_close(out.activations, out.logits.sigmoid())
+    nll_loss(out.logits, torch.tensor([0, 1, 2]), on="logits").backward()
+    assert scaled.scale.grad != 0
+
+
+def test_init_noise_and_norm_pose_reach_every_capsule_layer():
+    net = CapsNet(SMALL, init="identity", noise=0.3, norm_pose=False, pose=3)
+    assert net.primary_caps.norm_pose is None
+    for layer in (net.conv_caps1, net.conv_caps2, net.class_caps):
+        assert torch.equal(layer.weight.diagonal(dim1=-2, dim2=-1), torch.ones(layer.weight.shape[:-1]))
+        assert 0.25 < layer.weight[..., 0, 1:].max() <= 0.3
+        assert layer.norm_pose is None
+
+
+# --- routing by a word ------------------------------------------------------------------------------------------
+
+
+def test_networks_of_different_routing_differ_only_in_their_betas():
+    def shapes(routing):
+        return {k: v.shape for k, v in CapsNet(SMALL, routing=routing).named_parameters()}
+
+    vb, em, dynamic = map(shapes, ROUTINGS)
+    assert vb == em
+    assert dynamic == {k: v for k, v in vb.items() if "beta" not in k}
+    assert len(vb) == len(dynamic) + 6
+
+
+@pytest.mark.parametrize(("routing", "posterior"), [("vb", Posterior), ("em", Mixture), ("dynamic", Agreement)])
+def test_routing_is_swapped_by_a_word(routing, posterior):
+    out = CapsNet(TINY, classes=3, image_size=20, routing=routing)(torch.randn(2, 2, 20, 20))
+    assert out.activations.shape == (2, 3)
+    assert isinstance(out.posterior, posterior)
+
+
+def test_routing_options_reach_every_capsule_layer():
+    options = dict(iters=2, activation="paper", prior=Prior(Psi0=0.5, learn="all"))
+    net = CapsNet(TINY, routing_options=options)
+    routings = [layer.routing for layer in (net.conv_caps1, net.conv_caps2, net.class_caps)]
+    assert {(r.iters, r.activation, r.prior.learn) for r in routings} == {
+        (2, "paper", ("alpha0", "m0", "kappa0", "Psi0", "nu0"))
+    }
+    assert len({id(p) for r in routings for p in r.prior.parameters()}) == 15  # no layer shares its prior
+
+
+@pytest.mark.parametrize(
+    ("routing", "options", "stem"),
+    [
+        ("vb", {}, "conv"),
+        ("vb", dict(prior=Prior(learn="all")), "conv"),
+        ("vb", dict(prior=Prior(precision="wishart"), activation="paper"), "conv"),
+        ("vb", dict(prior=Prior(precision="full"), iters=2), "conv"),
+        ("vb", {}, "residual"),
+        ("em", {}, "conv"),
+        ("dynamic", {}, "conv"),
+    ],
+)
+def test_training_learns_bars(routing, options, stem):
+    net = CapsNet(SMALL, classes=3, image_size=28, routing=routing, routing_options=options, stem=stem)
+    x, label = bars(12, 3, 28)
+    optimiser = torch.optim.Adam(net.parameters(), 3e-3)
+    losses = []
+    for _ in range(20):
+        optimiser.zero_grad()
+        loss = nll_loss(net(x).logits, label)
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] - 0.15, losses
+    assert (net(x).activations.argmax(1) == label).float().mean() > 0.8
+
+
+def test_learned_priors_move():
+    net = CapsNet(SMALL, classes=3, image_size=20, routing_options=dict(prior=Prior(learn="all")))
+    x, label = bars(6, 3, 20)
+    nll_loss(net(x).logits, label).backward()
+    raw = {k: p for k, p in net.named_parameters() if "prior" in k}
+    assert len(raw) == 15
+    assert not [k for k, p in raw.items() if p.grad is None or p.grad.abs().max() == 0]
+
+
+# --- bad input --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (dict(arch="small"), ValueError, "arch must be four positive numbers (F, d1, d2, d3), got 'small'"),
+        (dict(arch=64), ValueError, "arch must be four positive numbers (F, d1, d2, d3), got 64"),
+        (dict(arch=(64, 16, 16)), ValueError, "arch must be four positive numbers (F, d1, d2, d3), got (64, 16, 16)"),
+        (dict(arch=(64, 0, 16, 16)), ValueError, "arch must be four positive numbers (F, d1, d2, d3), got (64, 0,"),
+        (dict(arch=(8, 4, 4, 2.5)), ValueError, "arch must be four positive numbers (F, d1, d2, d3), got (8, 4, 4, 2"),
+        (dict(in_channels=0), ValueError, "in_channels must be a whole number of at least 1, got 0"),
+        (dict(in_channels="rgb"), ValueError, "in_channels must be a whole number of at least 1, got 'rgb'"),
+        (dict(classes=0), ValueError, "classes must be a whole number of at least 1, got 0"),
+        (dict(classes=2.5), ValueError, "classes must be a whole number of at least 1, got 2.5"),
+        (dict(image_size=19), ValueError, "image_size must be a number or (height, width) from 20 to 256, got 19"),
+        (dict(image_size=257), ValueError, "image_size must be a number or (height, width) from 20 to 256, got 257"),
+        (
+            dict(image_size=(32, 10)),
+            ValueError,
+            "image_size must be a number or (height, width) from 20 to 256, got (3",
+        ),
+        (dict(image_size=32.0), ValueError, "image_size must be a number or (height, width) from 20 to 256, got 32.0"),
+        (dict(image_size=(32, 32, 3)), ValueError, "image_size must be a number or (height, width) from 20 to 256"),
+        (dict(routing="svd"), ValueError, "routing must be one of ('vb', 'em', 'dynamic'), got 'svd'"),
+        (dict(stem="vit"), ValueError, "stem must be one of ('conv', 'residual'), got 'vit'"),
+        (dict(init="zeros"), ValueError, "init must be one of ('glorot', 'identity'), got 'zeros'"),
+        (dict(pose=0), ValueError, "pose must be a whole number of at least 1, got 0"),
+        (dict(routing_options=dict(iters=-1)), ValueError, "iters must be a whole number of at least 1, got -1"),
+        (
+            dict(routing_options=dict(temperature=1.0)),
+            TypeError,
+            "routing_options of routing='vb' may be ['iters', 'activation', 'prior']: VBRouting.__init__() got an "
+            "unexpected keyword argument 'temperature'",
+        ),
+        (
+            dict(routing="dynamic", routing_options=dict(prior=Prior())),
+            TypeError,
+            "routing_options of routing='dynamic' may be ['iters']: DynamicRouting.__init__() got an unexpected "
+            "keyword argument 'prior'",
+        ),
+        (
+            dict(routing_options=dict(activation="relu")),
+            ValueError,
+            "activation must be one of ('released', 'paper'), got 'relu'",
+        ),
+        (
+            dict(routing="em", routing_options=dict(growth=2.0)),
+            ValueError,
+            "growth must lie between 0 and 1, both excluded, got 2.0",
+        ),
+        (
+            dict(pose=3, routing_options=dict(prior=Prior())),
+            ValueError,
+            "prior was made for dim=16",
+        ),
+    ],
+)
+@pytest.mark.parametrize("network", [CapsNet, CapsVAE])
+def test_construction_refuses_bad_arguments(network, options, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        network(**{"arch": TINY, **options})
+
+
+@pytest.mark.parametrize(
+    ("images", "error", "message"),
+    [
+        (torch.zeros(2, 32, 20), ValueError, "images must have shape (n, 2, 32, 20), got (2, 32, 20)"),
+        (torch.zeros(1, 1, 2, 32, 20), ValueError, "images must have shape (n, 2, 32, 20), got (1, 1, 2, 32, 20)"),
+        (torch.zeros(1, 3, 32, 20), ValueError, "images must have shape (n, 2, 32, 20), got (1, 3, 32, 20)"),
+        (torch.zeros(1, 2, 20, 32), ValueError, "images must have shape (n, 2, 32, 20), got (1, 2, 20, 32)"),
+        (torch.zeros(1, 2, 8, 8), ValueError, "images must have shape (n, 2, 32, 20), got (1, 2, 8, 8)"),
+        (
+            torch.zeros(1, 2, 32, 20, dtype=torch.uint8),
+            TypeError,
+            "images must be floating point, standardised, got torch.uint8; convert with x.float() / 255",
+        ),
+        (torch.zeros(1, 2, 32, 20, dtype=torch.int64), TypeError, "images must be floating point, standardised, got"),
+    ],
+)
+@pytest.mark.parametrize("network", [CapsNet, CapsVAE])
+def test_forward_refuses_bad_images(network, images, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        network(TINY, image_size=(32, 20))(images)
+
+
+# --- robustness -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize(
+    ("n", "classes", "size", "scale"),
+    [
+        (2, 3, 20, 0.0),
+        (1, 3, 20, 1.0),
+        (1, 3, 28, 0.0),
+        (2, 1, 20, 1.0),
+        (1, 1, 20, 0.0),
+        (2, 3, 20, 1e4),
+        (2, 3, 24, 1e-6),
+    ],
+    ids=["black", "one image", "one black", "one class", "one of each", "huge", "minute"],
+)
+def test_outputs_and_gradients_are_finite(n, classes, size, scale, routing, training):
+    net = CapsNet(TINY, classes=classes, image_size=size, routing=routing, logit_scale=True).train(training)
+    x = (scale * torch.randn(n, 2, size, size)).requires_grad_()
+    out = net(x)
+    loss = nll_loss(out.logits, torch.zeros(n, dtype=torch.long)) + (out.poses * torch.randn_like(out.poses)).sum()
+    loss.backward()
+    assert all(t.isfinite().all() for t in (out.logits, out.activations, out.poses, *out.posterior))
+    assert x.grad.isfinite().all()
+    assert not [k for k, p in net.named_parameters() if not p.grad.isfinite().all()]
+
+
+@pytest.mark.parametrize("precision", ["gamma", "wishart", "full"])
+@pytest.mark.parametrize("activation", ["released", "paper"])
+def test_black_images_are_finite_for_every_precision_and_activation_rule(precision, activation):
+    options = dict(prior=Prior(precision=precision, learn="all"), activation=activation)
+    net = CapsNet(TINY, classes=3, image_size=20, routing_options=options)
+    out = net(torch.zeros(1, 2, 20, 20))
+    (out.logits.square().sum() + (out.poses * torch.randn_like(out.poses)).sum()).backward()
+    assert out.logits.isfinite().all()
+    assert not [k for k, p in net.named_parameters() if not p.grad.isfinite().all()]
+
+
+@pytest.mark.parametrize("network", [CapsNet, CapsVAE])
+def test_forward_assigns_nothing_to_self(network):
+    net = network(TINY, classes=3, image_size=20)
+
+    def snapshot():
+        seen = {}
+        for name, module in net.named_modules():
+            for key, value in module.__dict__.items():
+                inner = value.items() if isinstance(value, dict) else [("", value)]
+                seen |= {(name, key, k): v for k, v in inner}
+        return seen
+
+    before = snapshot()
+    net(torch.randn(2, 2, 20, 20))
+    after = snapshot()
+    assert before.keys() == after.keys()
+    assert not [key for key, value in before.items() if after[key] is not value]
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_an_image_is_classified_alike_alone_and_in_a_batch(routing):
+    net = CapsNet(SMALL, classes=3, image_size=20, routing=routing)
+    x, _ = bars(6, 3, 20)
+    settle(net, x)
+    together = net(x)
+    assert together.activations.std(0).min() > 0.05
+    for k in range(6):
+        alone = net(x[k : k + 1])
+        torch.testing.assert_close(alone.logits[0], together.logits[k], atol=1e-4, rtol=1e-4)
+
+
+# --- the Capsule-VAE --------------------------------------------------------------------------------------------
+
+
+def small_vae(**options):
+    return CapsVAE(**{"arch": SMALL, "classes": 3, "image_size": 20, "filters": 8, **options})
+
+
+@pytest.mark.parametrize("size", [20, 32, (20, 33), (37, 24)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_vae_decodes_images_of_the_size_it_was_given(size, channels):
+    vae = small_vae(image_size=size, in_channels=channels, pose=3)
+    x = torch.randn(2, channels, *vae.net.image_size)
+    out = vae(x, torch.tensor([2, 0]))
+    assert out.images.shape == x.shape
+    assert out.logits.shape == out.activations.shape == (2, 3)
+    assert out.poses.shape == (2, 3, 3, 3)
+    assert out.code.shape == out.mean.shape == out.var.shape == (2, 9)
+    assert out.posterior.m.shape == (2, 1, 3, 9)
+
+
+def test_vae_code_is_the_posterior_of_the_label_or_of_the_prediction():
+    vae = small_vae()
+    x, _ = bars(6, 3, 20)
+    settle(vae, x)
+    rows = torch.arange(6)
+    predicted = vae(x)
+    assert torch.equal(predicted.label, predicted.activations.argmax(1))
+    assert predicted.label.unique().numel() > 1
+    given = (predicted.label + 1) % 3
+    for out, label in ((predicted, predicted.label), (vae(x, given), given)):
+        q = out.posterior
+        assert torch.equal(out.label, label)
+        torch.testing.assert_close(out.mean, q.m[rows, 0, label])
+        torch.testing.assert_close(out.var, 1 / (q.nu[rows, 0, label][:, None] * q.psi[rows, 0, label]))
+        torch.testing.assert_close(out.images, vae.decoder(out.mean, label))
+    assert not torch.allclose(predicted.images, vae(x, given).images)
+
+
+def test_vae_decoder_sees_only_the_chosen_capsule():
+    """A code at another class is another input: all but one class are masked."""
+    decoder = small_vae().decoder
+    code = torch.randn(1, 16)
+    first = decoder.deconv1[0].weight  # (classes d) filters h w
+    for label in range(3):
+        by_hand = nn.functional.conv_transpose2d(
+            code[..., None, None], first[16 * label : 16 * label + 16], decoder.deconv1[0].bias
+        )
+        for layer in (decoder.deconv1[1], decoder.deconv2, decoder.deconv3, decoder.deconv4, decoder.deconv5):
+            by_hand = layer(by_hand)
+        torch.testing.assert_close(decoder(code, torch.tensor([label])), by_hand[..., :20, :20])
+
+
+def test_vae_decoder_has_five_transposed_convolutions():
+    layers = [m for m in small_vae().decoder.modules() if isinstance(m, nn.ConvTranspose2d)]
+    assert len(layers) == 5
+
+
+@pytest.mark.parametrize("precision", ["gamma", "wishart", "full"])
+@pytest.mark.parametrize("sampling", ["shortcut", "posterior"])
+def test_vae_sampling_is_differentiable_to_the_encoder(sampling, precision):
+    vae = small_vae(sampling=sampling, routing_options=dict(prior=Prior(precision=precision, learn="all")))
+    x, label = bars(3, 3, 20)
+    out = vae(x, label)
+    assert not torch.allclose(out.code, out.mean)
+    on_psi, on_m = torch.autograd.grad(out.code.square().sum(), (out.posterior.psi, out.posterior.m), retain_graph=True)
+    assert on_psi.isfinite().all()
+    chosen, other = on_psi[torch.arange(3), 0, label], on_psi[torch.arange(3), 0, (label + 1) % 3]
+    assert chosen.abs().amax() > 0
+    assert other.abs().amax() == 0
+    assert on_m[torch.arange(3), 0, label].abs().min() > 0
+    vae_loss(x, out).total.backward()
+    assert vae.net.stem.conv1[0].weight.grad.abs().max() > 0
+    assert not [k for k, p in vae.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
+
+
+@pytest.mark.parametrize("sampling", ["shortcut", "posterior"])
+def test_vae_samples_have_the_papers_spread(sampling):
+    """Shortcut: N(m, sigma^2). Posterior: Student's t with nu degrees of freedom, scale 1 / sqrt(kappa E[lambda])."""
+    vae = small_vae(sampling=sampling)
+    x, label = bars(3, 3, 20)
+    out = vae(x.repeat(64, 1, 1, 1), label.repeat(64))
+    z = (out.code - out.mean) / out.var.sqrt()
+    q, rows = out.posterior, torch.arange(192)
+    expected = torch.ones(192, 1)
+    if sampling == "posterior":
+        nu, kappa = q.nu[rows, 0, out.label], q.kappa[rows, 0, out.label]
+        expected = (nu / (nu - 2) / kappa)[:, None]
+    ratio = (z.square() / expected).mean().item()
+    assert ratio == pytest.approx(1, abs=0.15)  # 3072 draws
+    assert z.mean().item() == pytest.approx(0, abs=0.1)
+
+
+def test_vae_evaluation_is_deterministic_and_training_is_not():
+    vae = small_vae()
+    x, label = bars(3, 3, 20)
+    assert not torch.equal(vae(x, label).images, vae(x, label).images)
+    vae.eval()
+    first, second = vae(x, label), vae(x, label)
+    assert torch.equal(first.images, second.images)
+    assert torch.equal(first.code, first.mean)
+
+
+def test_tweak_moves_one_pose_entry_of_the_code():
+    vae = small_vae().double()
+    x, label = bars(3, 3, 20)
+    x = x.double()
+    settle(vae, x, label)
+    out = vae(x, label)
+    tweaked = vae.tweak(x, 5, [0.0, -0.2, 0.4], label)
+    assert tweaked.shape == (3, *x.shape)
+    torch.testing.assert_close(tweaked[0], out.images)
+    moved = out.mean.clone()
+    moved[:, 5] += 0.4
+    torch.testing.assert_close(tweaked[2], vae.decoder(moved, label))
+    assert not torch.allclose(tweaked[0], tweaked[2])
+    torch.testing.assert_close(vae.tweak(x, 0, torch.zeros(1))[0], vae(x).images)
+    sampled = vae.train()(x, label)
+    torch.testing.assert_close(vae.tweak(x, 5, [0.0], label)[0], vae.decoder(sampled.mean, label))
+
+
+@pytest.mark.parametrize("sampling", ["shortcut", "posterior"])
+@pytest.mark.parametrize("precision", ["gamma", "wishart", "full"])
+def test_vae_learns_to_reconstruct(sampling, precision):
+    vae = small_vae(sampling=sampling, routing_options=dict(prior=Prior(precision=precision)))
+    x, label = bars(6, 3, 20)
+    optimiser = torch.optim.Adam(vae.parameters(), 1e-2)
+    losses = []
+    for _ in range(10):
+        optimiser.zero_grad()
+        loss = vae_loss(x, vae(x, label)).total
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.9 * losses[0], losses
+
+
+@pytest.mark.parametrize("routing", ["em", "dynamic"])
+def test_vae_refuses_a_routing_without_posterior(routing):
+    message = f"routing must be 'vb', whose posterior a CapsVAE samples from, got '{routing}'"
+    with pytest.raises(ValueError, match=message):
+        CapsVAE(TINY, routing=routing)
+    with pytest.raises(ValueError, match=message):
+        CapsVAE(TINY, 2, 5, 32, routing)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda vae, x: small_vae(sampling="gibbs"), "sampling must be one of ('shortcut', 'posterior'), got 'gibbs'"),
+        (lambda vae, x: small_vae(filters=2), "filters must be at least 4, got 2"),
+        (
+            lambda vae, x: vae(x, torch.zeros(3, 1).long()),
+            "label must be (n,) = (2,) of int64, got (3, 1) of torch.int64",
+        ),
+        (lambda vae, x: vae(x, torch.zeros(2)), "label must be (n,) = (2,) of int64, got (2,) of torch.float32"),
+        (lambda vae, x: vae.tweak(x, 16, [0.0]), "dim must be a pose entry from 0 to 15, got 16"),
+    ],
+)
+def test_vae_refuses_bad_arguments(call, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        call(small_vae(), torch.randn(2, 2, 20, 20))
