@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from vbcaps.distributions import expected_log_pi, expected_logdet_gamma
-from vbcaps.layers import votes
 from vbcaps.prior import Prior
 from vbcaps.routing import vb_routing
-from vbcaps.routing.fields import field_children
+from vbcaps.routing.fields import conv_fields
+from vbcaps.routing.route import votes
 
 SIDE, TYPES, PARENTS, KERNEL, STRIDE, POSE = 14, 16, 16, 3, 2, 4
 FIELDS = (SIDE - KERNEL) // STRIDE + 1
@@ -50,7 +50,7 @@ def batch_last(a: Tensor, pose: Tensor, W: Tensor, iters: int) -> Tensor:
 
 def route_gathered(a: Tensor, pose: Tensor, W: Tensor, iters: int, make: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     n = len(a)
-    child = field_children(SIDE, SIDE, TYPES, (KERNEL, KERNEL), (STRIDE, STRIDE), a.device)
+    child = conv_fields(SIDE, SIDE, TYPES, (KERNEL, KERNEL), (STRIDE, STRIDE), a.device).child
     index = child.flatten()
     M = pose.reshape(n, -1, POSE, POSE).index_select(1, index).unflatten(1, child.shape)
     a = a.reshape(n, -1).index_select(1, index).unflatten(1, child.shape)
@@ -107,10 +107,12 @@ def main() -> None:
     a = torch.rand(arguments.batch, SIDE, SIDE, TYPES)
     pose = torch.randn(arguments.batch, SIDE, SIDE, TYPES, POSE, POSE)
     W = torch.randn(KERNEL, KERNEL, TYPES, PARENTS, POSE, POSE) / 4
-    inputs = [x.requires_grad_() for x in (a, pose, W)]
+    inputs = (a.requires_grad_(), pose.requires_grad_(), W.requires_grad_())
 
-    rows, reference = [], None
-    for layout in (nine_axes, by_child, batch_last, by_parent):
+    rows: list[tuple[str, float, float]] = []
+    reference: tuple[Tensor, ...] | None = None
+    layouts: list[Callable[[Tensor, Tensor, Tensor, int], Tensor]] = [nine_axes, by_child, batch_last, by_parent]
+    for layout in layouts:
         forward, both = [], []
         for _ in range(arguments.repeats + 1):  # the first is a warm-up
             start = time.perf_counter()

@@ -1,4 +1,3 @@
-# ruff: noqa: E741
 """The three routing algorithms as their papers print them: float64, one index at a time, to hold the library to.
 
 Axes: n image, l parent position, i child slot in a receptive field, j parent type, d (e) pose entry. Where the papers
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 from scipy.special import digamma, expit
 
-from vbcaps.routing.fields import field_children
+from vbcaps.routing.fields import conv_fields
 
 
 def random_problem(
@@ -23,7 +22,7 @@ def random_problem(
     gen = torch.Generator().manual_seed(seed)
     dtype = dtype or torch.float64
     capsules = size[0] * size[1] * types
-    child = field_children(*size, types, kernel, stride, torch.device("cpu"))
+    child = conv_fields(*size, types, kernel, stride, torch.device("cpu")).child
     child = child[:, torch.randperm(child.shape[1], generator=gen)]
     child = torch.randperm(capsules + 5, generator=gen)[:capsules][child]
     a = torch.rand(batch, capsules + 5, generator=gen, dtype=dtype)[:, child]

@@ -8,7 +8,7 @@ import torch
 
 from vbcaps import Prior
 from vbcaps.routing import dynamic_routing, em_routing, vb_routing
-from vbcaps.routing.fields import check_routing_inputs, field_children, softmax_over_parents
+from vbcaps.routing.fields import check_routing_inputs, conv_fields, softmax_over_parents
 
 CPU = torch.device("cpu")
 
@@ -26,7 +26,7 @@ ROUTINGS = pytest.mark.parametrize("routing", [vb, em_routing, dynamic_routing],
     + [((5, 9), (1, 3), (2, 1)), ((9, 5), (4, 2), (1, 3)), ((3, 8), (3, 5), (1, 2)), ((1, 4), (1, 4), (3, 3))],
 )
 @pytest.mark.parametrize("types", [1, 3])
-def test_field_children_equals_a_loop_over_fields(size, kernel, stride, types):
+def test_conv_fields_equals_a_loop_over_fields(size, kernel, stride, types):
     fields = []
     for top in range(0, size[0], stride[0]):
         for left in range(0, size[1], stride[1]):
@@ -38,9 +38,15 @@ def test_field_children_equals_a_loop_over_fields(size, kernel, stride, types):
                     for c in range(types):
                         field.append((y * size[1] + x) * types + c)
             fields.append(field)
-    child = field_children(*size, types, kernel, stride, CPU)
+    child, parents, seen, _ = conv_fields(*size, types, kernel, stride, CPU)
     assert child.dtype == torch.int64
     assert child.tolist() == fields
+    slots = [[] for _ in range(size[0] * size[1] * types)]
+    for slot, c in enumerate(itertools.chain(*fields)):
+        slots[c].append(slot)
+    assert seen.tolist() == [len(s) for s in slots]
+    assert [sorted(row[:k]) for row, k in zip(parents.tolist(), seen.tolist(), strict=True)] == slots
+    assert all(slot == -1 for row, k in zip(parents.tolist(), seen.tolist(), strict=True) for slot in row[k:])
 
 
 def random_scores(seed, dtype=torch.float64, scale=1.0, **options):
@@ -83,7 +89,7 @@ def test_softmax_over_parents_ignores_a_shift_per_child(shift):
 
 
 def test_a_child_seen_by_nine_fields_is_shared_among_them():
-    child = field_children(5, 5, 1, (3, 3), (1, 1), CPU)
+    child = conv_fields(5, 5, 1, (3, 3), (1, 1), CPU).child
     r = softmax_over_parents(torch.zeros(1, *child.shape, 4), child, 25)
     assert r[0][child == 12].unique().tolist() == pytest.approx([1 / 36])
     assert r[0][child == 0].unique().tolist() == pytest.approx([1 / 4])

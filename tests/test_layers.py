@@ -10,8 +10,9 @@ import torch.nn.functional as F
 
 import vbcaps.layers
 from vbcaps import ClassCaps, ConvCaps, PrimaryCaps, Prior
-from vbcaps.layers import coordinates
 from vbcaps.routing import dynamic_routing, em_routing, vb_routing
+from vbcaps.routing.fields import places
+from vbcaps.routing.route import at_right_hand_column
 
 ROUTINGS = ("vb", "em", "dynamic")
 
@@ -282,7 +283,7 @@ def test_awkward_children_give_finite_outputs_and_gradients(change, routing, opt
 
 @pytest.mark.parametrize(("h", "w", "p"), [(3, 4, 4), (1, 1, 4), (2, 5, 2), (4, 3, 3)])
 def test_coordinates_go_to_the_first_two_entries_of_the_right_hand_column(h, w, p):
-    added = coordinates(h, w, p, torch.empty((), dtype=torch.float64)).view(h, w, p, p)
+    added = at_right_hand_column(places(h, w, 1, torch.float64, torch.device("cpu")), p).view(h, w, p, p)
     expected = torch.zeros(h, w, p, p, dtype=torch.float64)
     for y, x in itertools.product(range(h), range(w)):
         expected[y, x, 0, p - 1] = (y + 0.5) / h
@@ -319,7 +320,7 @@ def test_class_caps_see_positions_only_through_their_coordinates(routing, monkey
     moved = a.flatten(1, 2)[:, order].view_as(a), pose.flatten(1, 2)[:, order].view_as(pose)
     out, scrambled = layer(a, pose), layer(*moved)
     assert not torch.allclose(out.poses, scrambled.poses)
-    monkeypatch.setattr(vbcaps.layers, "coordinates", lambda *args: coordinates(*args)[order])
+    monkeypatch.setattr(vbcaps.layers, "places", lambda *args: places(*args).view(12, 3, 2)[order].flatten(0, 1))
     together = layer(*moved)
     torch.testing.assert_close(out.logits, together.logits)
     torch.testing.assert_close(out.poses, together.poses)

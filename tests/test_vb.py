@@ -240,7 +240,7 @@ def test_elbo_terms_equal_loops():
     kl_pi, kl_parameters = q.kl(prior)
     for n in range(len(V)):
         terms = dict.fromkeys(bound._fields[1:], 0.0)
-        for l, j in itertools.product(range(4), range(3)):  # noqa: E741
+        for l, j in itertools.product(range(4), range(3)):
             terms["kl_pi"] += kl_pi[n, l] / 3
             terms["kl_parameters"] += kl_parameters[n, l, j]
             for i in range(9):

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vbcaps.routing import ROUTINGS, Agreement, Mixture, Posterior
-from vbcaps.routing.fields import field_children
+from vbcaps.routing.fields import Fields, conv_fields, places
+from vbcaps.routing.route import BACKENDS, route
 
 INITS = ("glorot", "identity")
 
@@ -28,7 +29,7 @@ class Capsules(NamedTuple):
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """BatchNorm over the last-but-any axes of ``... c`` or ``... c d``, without affine.
+    """BatchNorm without affine: ``n c`` or ``n c d``, one mean and variance for each type c.
 
     A training batch with one value per type (one image, one position) has no spread to normalise by: it is
     normalised by the running statistics, which it leaves alone.
@@ -81,6 +82,7 @@ class ConvCaps(nn.Module):
         init: of the transformations, the paper's two ways: ``"glorot"``, uniform in +-sqrt(6 / (k^2 p^2 (c_i + d_j)));
             or ``"identity"`` with uniform(0, ``noise``) beside the diagonal.
         norm_pose: BatchNorm, one per type and without affine, on the posterior means (as in the released code).
+        backend: ``"auto"`` takes the fused kernels where they cover the call; ``"reference"`` and ``"triton"`` insist.
     """
 
     def __init__(
@@ -97,8 +99,12 @@ class ConvCaps(nn.Module):
         init: str = "glorot",
         noise: float = 0.01,
         norm_pose: bool = True,
+        backend: str = "auto",
     ):
         super().__init__()
+        if backend not in BACKENDS:
+            raise ValueError(f"backend must be one of {BACKENDS}, got {backend!r}")
+        self.backend = backend
         check_counts(in_caps=in_caps, out_caps=out_caps, pose=pose)
         self.in_caps, self.out_caps, self.pose = in_caps, out_caps, pose
         self.kernel = _pair("kernel", kernel, 1)
@@ -144,20 +150,20 @@ class ConvCaps(nn.Module):
                 top, left = self.padding
                 a = F.pad(a, (0, 0, left, left, top, top))
                 pose = F.pad(pose, (0, 0, 0, 0, 0, 0, left, left, top, top))
-            n, h, w, c = a.shape
-            child = field_children(h, w, c, self.kernel, self.stride, a.device)  # l i
-            slots = child.flatten()
-            a = a.reshape(n, -1).index_select(1, slots).view(n, *child.shape)
-            pose = pose.reshape(n, h * w * c, self.pose, self.pose).index_select(1, slots).unflatten(1, child.shape)
-            V = votes(pose, self.weight.flatten(0, 2))
-            return self.route(a, V, child, h * w * c, (rows, cols))
+            fields = conv_fields(a.shape[1], a.shape[2], self.in_caps, self.kernel, self.stride, a.device)
+            return self.route(a, pose, fields, None, (rows, cols))
 
-    def route(self, a: Tensor, V: Tensor, child: Tensor, children: int, size: tuple[int, int]) -> Capsules:
-        logit, q = self.routing(a, V, child, children)  # n l j
-        n, _, j = logit.shape
-        logit = self.norm_a(logit.reshape(-1, j)).view(n, *size, j)
-        m = q.m if self.norm_pose is None else self.norm_pose(q.m.flatten(0, 1))
-        return Capsules(logit, logit.sigmoid(), m.reshape(n, *size, j, self.pose, self.pose), q)
+    def route(self, a: Tensor, pose: Tensor, fields: Fields, place: Tensor | None, size: tuple[int, int]) -> Capsules:
+        n, p = len(a), self.pose
+        W = self.weight.flatten(0, 2)
+        logit, q = route(self.routing, a.reshape(n, -1), pose.reshape(n, -1, p, p), W, fields, place, self.backend)
+        # Images last: how the fused kernels leave them, and for BatchNorm the same as first.
+        logit = self.norm_a(logit.permute(1, 2, 0)).permute(2, 0, 1).unflatten(1, size)
+        m = q.m.unflatten(-1, (p, p))  # n l j p r
+        if self.norm_pose is not None:
+            m = m.permute(1, 2, 3, 0, 4)  # l j p n r
+            m = self.norm_pose(m.reshape(*m.shape[:2], -1)).view(m.shape).permute(3, 0, 1, 2, 4)
+        return Capsules(logit, logit.sigmoid(), m.unflatten(1, size), q)
 
     def extra_repr(self) -> str:
         return (
@@ -178,32 +184,11 @@ class ClassCaps(ConvCaps):
 
     def forward(self, a: Tensor, pose: Tensor) -> Capsules:  # n h w c, n h w c p p
         _check_capsules(a, pose, self.in_caps, self.pose)
-        n, h, w, c = a.shape
+        h, w = a.shape[1:3]
         with torch.autocast(a.device.type, enabled=False):
             a, pose = at_least_float32(a), at_least_float32(pose)
-            child = torch.arange(h * w * c, device=a.device)[None]  # one field that sees every child
-            weight = self.weight[0].expand(h * w, -1, -1, -1, -1).flatten(0, 1)  # (h w c) j p p
-            V = votes(pose.reshape(n, 1, h * w * c, self.pose, self.pose), weight)
-            V = V + coordinates(h, w, self.pose, V)[:, None].expand(-1, c, -1).reshape(1, 1, h * w * c, 1, -1)
-            return self.route(a.reshape(n, 1, -1), V, child, h * w * c, (1, 1))
-
-
-def votes(pose: Tensor, weight: Tensor) -> Tensor:
-    """V = M W: ``n l i p q``, ``i j q r`` to ``n l i j (p r)``.
-
-    In memory the votes of a parent lie together, ``n l j i d``: the order in which every pass of routing is a matrix
-    product (benchmarks/layouts.py).
-    """
-    V = torch.einsum("nlipq,ijqr->nljipr", pose, weight)
-    return V.flatten(4).transpose(2, 3)
-
-
-def coordinates(height: int, width: int, pose: int, like: Tensor) -> Tensor:
-    """What coordinate addition adds to a vote from each position, ``(h w) (p p)``."""
-    y = (torch.arange(height, dtype=like.dtype, device=like.device) + 0.5) / height
-    x = (torch.arange(width, dtype=like.dtype, device=like.device) + 0.5) / width
-    right = torch.eye(pose * pose, dtype=like.dtype, device=like.device)[[pose - 1, (2 * pose - 1) % (pose * pose)]]
-    return (y[:, None, None] * right[0] + x[None, :, None] * right[1]).flatten(0, 1)
+            fields = conv_fields(h, w, self.in_caps, (h, w), (1, 1), a.device)  # one, that sees every child
+            return self.route(a, pose, fields, places(h, w, self.in_caps, pose.dtype, a.device), (1, 1))
 
 
 def make_routing(name: str, types: int, dim: int, options: Mapping[str, Any] | None) -> nn.Module:

@@ -29,7 +29,7 @@ class CapsNet(nn.Module):
         routing: ``"vb"``, ``"em"`` or ``"dynamic"``, with ``routing_options`` for each capsule layer.
         stem: ``"conv"``, a 5x5 convolution of stride 2 and two of 3x3; or ``"residual"``, four residual blocks.
         pose: poses are ``pose x pose`` matrices.
-        init, noise, norm_pose: see ``ConvCaps``.
+        init, noise, norm_pose, backend: see ``ConvCaps``.
         logit_scale: learn a factor on the class logits. BatchNorm without affine keeps them near unit size, so a
             loss on the logits needs it (``losses.nll_loss``).
     """
@@ -49,6 +49,7 @@ class CapsNet(nn.Module):
         noise: float = 0.01,
         norm_pose: bool = True,
         logit_scale: bool = False,
+        backend: str = "auto",
     ):
         super().__init__()
         if not isinstance(arch, tuple | list) or len(arch) != 4 or not all(isinstance(k, int) and k >= 1 for k in arch):
@@ -63,7 +64,13 @@ class CapsNet(nn.Module):
 
         filters, d1, d2, d3 = arch
         options: dict[str, Any] = dict(
-            pose=pose, routing=routing, routing_options=routing_options, init=init, noise=noise, norm_pose=norm_pose
+            pose=pose,
+            routing=routing,
+            routing_options=routing_options,
+            init=init,
+            noise=noise,
+            norm_pose=norm_pose,
+            backend=backend,
         )
         self.stem = ConvStem(in_channels, filters) if stem == "conv" else ResidualStem(in_channels, filters)
         self.primary_caps = PrimaryCaps(self.stem.channels, d1, pose=pose, norm_pose=norm_pose)

@@ -3,24 +3,80 @@
 Axes: n image, l parent position, i child slot in a receptive field, j parent type.
 """
 
+import functools
+from collections.abc import Callable
+from typing import NamedTuple, ParamSpec, TypeVar
+
 import torch
 from torch import Tensor
 
+P = ParamSpec("P")
+T = TypeVar("T")
 
-def field_children(
+
+class Fields(NamedTuple):
+    """The receptive fields of a layer over its children. Slots are numbered ``l I + i``."""
+
+    child: Tensor  # l i    which lower capsule sits in slot i of field l
+    parents: Tensor  # c s  the slots that hold capsule c, then -1
+    seen: Tensor  # c       how many they are
+    types: int  # of children at one position
+
+
+def kept(make: Callable[P, T]) -> Callable[P, T]:
+    """Make once for each set of arguments. What is made while tracing belongs to the trace, and is not kept."""
+    make_once = functools.lru_cache(maxsize=64)(make)
+
+    @functools.wraps(make)
+    def get(*args: P.args, **kwargs: P.kwargs) -> T:
+        if torch.compiler.is_compiling():
+            return make(*args, **kwargs)
+        with torch.inference_mode(False):
+            return make_once(*args, **kwargs)  # type: ignore[arg-type]
+
+    return get
+
+
+@kept
+def conv_fields(
     height: int, width: int, types: int, kernel: tuple[int, int], stride: tuple[int, int], device: torch.device
-) -> Tensor:
-    """``child[l, i]``: the lower capsule in slot i of field l, for a map of (height, width, types) capsules.
+) -> Fields:
+    """The fields of a convolution over a map of (height, width, types) capsules.
 
     Capsules, slots and fields are all counted row by row, column by column, type by type.
     """
-    rows = torch.arange(0, height - kernel[0] + 1, stride[0], device=device)
-    cols = torch.arange(0, width - kernel[1] + 1, stride[1], device=device)
-    y = rows[:, None] + torch.arange(kernel[0], device=device)  # position, tap
-    x = cols[:, None] + torch.arange(kernel[1], device=device)
+    rows, y, tap_y, field_y = _along(height, kernel[0], stride[0], device)
+    cols, x, tap_x, field_x = _along(width, kernel[1], stride[1], device)
+    t = torch.arange(types, device=device)
     cell = y[:, None, :, None] * width + x[None, :, None, :]  # row col tap_y tap_x
-    child = cell[..., None] * types + torch.arange(types, device=device)
-    return child.reshape(len(rows) * len(cols), -1)  # l i
+    child = (cell[..., None] * types + t).reshape(rows * cols, -1)
+    # The same seen from a child: y x t, and its parents' rows and columns.
+    field = field_y[:, None, None, :, None] * cols + field_x[None, :, None, None, :]
+    tap = tap_y[:, None, None, :, None] * kernel[1] + tap_x[None, :, None, None, :]
+    slot = field * child.shape[1] + tap * types + t[None, None, :, None, None]
+    inside = (field_y >= 0)[:, None, None, :, None] & (field_x >= 0)[None, :, None, None, :]
+    parents = torch.where(inside, slot, -1).reshape(height * width * types, -1).sort(1, descending=True).values
+    return Fields(child, parents.int(), (parents >= 0).sum(1).int(), types)
+
+
+@kept
+def places(height: int, width: int, types: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Row and column of each capsule's centre as a share of the map, ``(h w c) 2``."""
+    y = (torch.arange(height, dtype=dtype, device=device) + 0.5) / height
+    x = (torch.arange(width, dtype=dtype, device=device) + 0.5) / width
+    grid = torch.stack(torch.meshgrid(y, x, indexing="ij"), -1)
+    return grid[:, :, None].expand(-1, -1, types, -1).reshape(-1, 2)
+
+
+def _along(size: int, kernel: int, stride: int, device: torch.device) -> tuple[int, Tensor, Tensor, Tensor]:
+    """Along one axis: how many fields; the place of each tap in each; and for each place its taps and fields, or -1."""
+    fields = (size - kernel) // stride + 1
+    taps = torch.arange(fields, device=device)[:, None] * stride + torch.arange(kernel, device=device)
+    place = torch.arange(size, device=device)[:, None]
+    most = min(-(-kernel // stride), fields)  # fields that can see one place
+    field = (place // stride).clamp_max(fields - 1) - torch.arange(most, device=device)
+    tap = place - field * stride
+    return fields, taps, tap, torch.where((field >= 0) & (tap < kernel), field, -1)
 
 
 def softmax_over_parents(ln_p: Tensor, child: Tensor, children: int) -> Tensor:

@@ -26,7 +26,7 @@ from vbcaps.distributions import (
     sample_gaussian_wishart,
 )
 from vbcaps.prior import Prior, PriorValues
-from vbcaps.routing.fields import check_iters, check_routing_inputs, softmax_over_parents
+from vbcaps.routing.fields import Fields, check_iters, check_routing_inputs, softmax_over_parents
 
 ACTIVATIONS = ("released", "paper")
 
@@ -222,6 +222,29 @@ class VBRouting(nn.Module):
             child,
             self.prior,
             children=children,
+            iters=self.iters,
+            activation=self.activation,
+            beta_a=self.beta_a,
+            beta_u=self.beta_u,
+        )
+
+    @property
+    def fusable(self) -> bool:
+        return self.prior.precision != "full"
+
+    def fused(
+        self, a: Tensor, pose: Tensor, W: Tensor, fields: Fields, place: Tensor | None
+    ) -> tuple[Tensor, Posterior]:
+        """The same for the votes that poses and weights make, without making them (``routing.route``)."""
+        from vbcaps.routing.vb_fused import vb_routing_fused
+
+        return vb_routing_fused(
+            a,
+            pose,
+            W,
+            fields,
+            self.prior,
+            place=place,
             iters=self.iters,
             activation=self.activation,
             beta_a=self.beta_a,

@@ -1,0 +1,56 @@
+"""What the fused routings share: the makings of votes, which device runs the passes over them, and views of results."""
+
+import os
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vbcaps.prior import Prior
+
+
+class Votes(NamedTuple):
+    """What makes the votes; axes as in passes_triton.py."""
+
+    a: Tensor  # c n
+    pose: Tensor  # c p n r
+    W: Tensor  # g j p r
+    place: Tensor | None  # i 2
+    child: Tensor  # l i
+    parents: Tensor  # c s
+    seen: Tensor  # c
+    types: int  # of child capsules at one position
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int, int]:
+        """C, N, L, I, J"""
+        return (*self.a.shape, *self.child.shape, self.W.shape[1])
+
+
+def passes_for(a: Tensor) -> ModuleType:
+    """The passes for this tensor's device."""
+    from vbcaps.routing import launch_triton
+
+    return launch_triton
+
+
+def check_fusable(a: Tensor, pose: Tensor, W: Tensor, prior: Prior | None = None) -> None:
+    if pose.shape[-2:] != (4, 4):
+        raise ValueError(f"the fused kernels are for 4x4 poses, got {tuple(pose.shape[-2:])}; use backend='reference'")
+    if not a.dtype == pose.dtype == W.dtype == torch.float32:
+        raise TypeError(
+            f"the fused kernels compute in float32, got {a.dtype}, {pose.dtype} and {W.dtype}; use backend='reference'"
+        )
+    if prior is not None and prior.precision == "full":
+        raise ValueError("the fused kernels are for diagonal precisions; use backend='reference' for precision='full'")
+    if not a.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
+        raise ValueError(f"the fused kernels need a CUDA device, got {a.device}; use backend='reference'")
+
+
+def images_first(x: Tensor) -> Tensor:  # l j n
+    return x.permute(2, 0, 1)
+
+
+def poses_first(x: Tensor) -> Tensor:  # l j p n r
+    return x.permute(3, 0, 1, 2, 4).flatten(3)

@@ -1,0 +1,197 @@
+"""VB routing with diagonal precision, fused: the fast twin of vb.py.
+
+`vb_routing_fused` takes children, poses and weights instead of votes, and gives what `vb_routing` gives for the votes
+they make. It strings together the passes over votes and what happens at each parent between them; these exist for
+each kind of device (`passes_for`), with one meaning and one layout of memory (passes_triton.py).
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vbcaps.prior import Prior
+from vbcaps.routing.fields import Fields
+from vbcaps.routing.passes import Votes, check_fusable, images_first, passes_for, poses_first
+from vbcaps.routing.vb import Posterior
+
+D = 16
+
+
+@torch.library.custom_op("vbcaps::vb_route", mutates_args=())
+def vb_route(
+    a: Tensor, pose: Tensor, W: Tensor, place: Tensor | None, child: Tensor, parents: Tensor, seen: Tensor,
+    alpha0: Tensor, m0: Tensor, kappa0: Tensor, inv_psi0: Tensor, nu0: Tensor, beta_a: Tensor, beta_u: Tensor,
+    types: int, iters: int, wishart: bool, paper: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """logit, m, alpha, kappa, psi, nu, r; and for the backward pass the moments of every iteration."""
+    v = Votes(a, pose, W, place, child, parents, seen, types)
+    out = vb_route_shapes(a, pose, W, place, child, parents, seen, alpha0, m0, kappa0, inv_psi0, nu0, beta_a, beta_u,
+                          types, iters, wishart, paper)  # fmt: skip
+    logit, m, alpha, kappa, psi, nu, r, rj, early_m, S, E_ln_pi, E_lndet = out
+    lam, K, ln_Z = torch.empty_like(m), torch.empty_like(logit), torch.empty_like(a)
+    prior = (alpha0, kappa0, nu0, inv_psi0)
+    run = passes_for(a)
+    for t in range(iters):
+        last = t == iters - 1
+        m_t = m if last else early_m[t]
+        run.moments(v, r[t - 1] if t else None, ln_Z, kappa0, m0, rj[t], m_t, S[t])
+        if last:
+            run.vb_logit(
+                rj[t], S[t], prior, beta_a, beta_u, logit, alpha, kappa, psi, nu, E_ln_pi, E_lndet, wishart, paper
+            )
+        else:
+            run.vb_parent(rj[t], S[t], prior, lam, K, wishart)
+            run.scores(v, m_t, lam, K, r[t], ln_Z)
+    return out
+
+
+@vb_route.register_fake
+def vb_route_shapes(
+    a: Tensor, pose: Tensor, W: Tensor, place: Tensor | None, child: Tensor, parents: Tensor, seen: Tensor,
+    alpha0: Tensor, m0: Tensor, kappa0: Tensor, inv_psi0: Tensor, nu0: Tensor, beta_a: Tensor, beta_u: Tensor,
+    types: int, iters: int, wishart: bool, paper: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    (L, I), N, J = child.shape, a.shape[1], W.shape[1]
+    scalar, vector = (L, J, N), (L, J, 4, N, 4)
+    new = a.new_empty
+    return (
+        new(scalar), new(vector), new(scalar), new(scalar), new(vector), new(scalar), new(iters - 1, L, I, J, N),
+        new(iters, *scalar), new(iters - 1, *vector), new(iters, *vector), new(scalar), new(scalar),
+    )  # fmt: skip
+
+
+@torch.library.custom_op("vbcaps::vb_route_backward", mutates_args=())
+def vb_route_backward(
+    dlogit: Tensor, dm: Tensor | None, dalpha: Tensor | None, dkappa: Tensor | None, dpsi: Tensor | None,
+    dnu: Tensor | None, a: Tensor, pose: Tensor, W: Tensor, place: Tensor | None, child: Tensor, parents: Tensor,
+    seen: Tensor, alpha0: Tensor, m0: Tensor, kappa0: Tensor, inv_psi0: Tensor, nu0: Tensor, beta_u: Tensor,
+    m: Tensor, r: Tensor, rj: Tensor, early_m: Tensor, S: Tensor, E_ln_pi: Tensor, E_lndet: Tensor,
+    types: int, iters: int, wishart: bool, paper: bool, prior: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of a, pose, W; and, where `prior`, of alpha0, m0, kappa0, inv_psi0, nu0."""
+    v = Votes(a, pose, W, place, child, parents, seen, types)
+    C, N, L, I, J = v.sizes
+    T = iters
+    new, scalar, vector = a.new_empty, (L, J, N), (L, J, 4, N, 4)
+    da, s, dR = new(C, N), new(C, N), new(T, L, I, J, N)  # dR[t - 1] becomes dz[t - 1]; dR[T - 1] is that of t = 0
+    gb, gS, gr = new(T, *vector), new(T, *vector), new(scalar)
+    U0, U1, U2 = new(scalar), new(vector), new(vector)
+    coef = new(2 * T - 1, 2, *vector)
+    gamma = new(3, T if prior else 0, *scalar)  # of alpha, kappa, nu
+    run = passes_for(a)
+
+    def parent(t: int) -> None:
+        last = t == T - 1
+        run.vb_grad_parent(
+            rj[t], S[t], m if last else early_m[t], m, (alpha0, kappa0, nu0, inv_psi0), beta_u,
+            (dlogit, dm, dalpha, dkappa, dpsi, dnu, E_ln_pi, E_lndet) if last else None, (U0, U1, U2),
+            gb[t], gS[t], gr, coef[t], None if last else coef[T + t], gamma[:, t] if prior else None, wishart, paper,
+        )  # fmt: skip
+
+    parent(T - 1)
+    for t in range(T - 1, -1, -1):
+        r_t = r[t - 1] if t else None
+        m_t = m if t == T - 1 else early_m[t]
+        run.grad_responsibilities(v, m_t, gb[t], gS[t], gr, r_t, dR[t - 1], s, da, add=t < T - 1)
+        if t:
+            run.grad_scores(v, early_m[t - 1], r_t, s, dR[t - 1], U0, U1, U2)
+            parent(t - 1)
+    dpose, dW = run.grad_votes(v, m, coef, r, dR, T)
+    if not prior:
+        return da, dpose, dW, new(0), new(0), new(0), new(0), new(0)
+    # m = (sum R V + kappa0 m0) / kappa and S = sum R (V - m)^2 + kappa0 (m0 - m)^2, of which m is the minimum.
+    gap = m0.view(-1, 4, 1, 4) - torch.cat([early_m, m[None]])  # t l j p n r
+    k0 = kappa0.view(-1, 1, 1, 1)
+    dalpha0, dkappa0, dnu0 = (g.sum((0, 1, 3)) for g in gamma)
+    dkappa0 = dkappa0 + (gap * (gb + gap * gS)).sum((0, 1, 3, 4, 5))
+    dm0 = (k0 * (gb + 2 * gap * gS)).sum((0, 1, 4)).view(J, D)
+    dinv_psi0 = gS.sum((0, 1, 4)).view(J, D)
+    given = (alpha0, m0, kappa0, inv_psi0, nu0)
+    dprior = (dalpha0, dm0, dkappa0, dinv_psi0, dnu0)
+    return da, dpose, dW, *(g.sum_to_size(p.shape) for g, p in zip(dprior, given, strict=True))
+
+
+@vb_route_backward.register_fake
+def _(*args: Any) -> tuple[Tensor, ...]:
+    a, pose, W = args[6:9]
+    alpha0, m0, kappa0, inv_psi0, nu0 = args[13:18]
+    priors = (torch.empty_like(p) if args[-1] else p.new_empty(0) for p in (alpha0, m0, kappa0, inv_psi0, nu0))
+    return torch.empty_like(a), torch.empty_like(pose), torch.empty_like(W), *priors
+
+
+def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
+    *tensors, ctx.types, ctx.iters, ctx.wishart, ctx.paper = inputs
+    _, m, _, _, _, _, *moments = output
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors, m, *moments)
+
+
+def _backward(ctx: Any, dlogit: Tensor | None, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    *votes_and_priors, _, beta_u, m, r, rj, early_m, S, E_ln_pi, E_lndet = ctx.saved_tensors
+    prior = any(ctx.needs_input_grad[7:12])
+    dlogit = torch.zeros_like(E_ln_pi) if dlogit is None else dlogit.contiguous()
+    of_posterior = [None if g is None else g.contiguous() for g in grads[:5]]  # m, alpha, kappa, psi, nu
+    da, dpose, dW, *dprior = vb_route_backward(
+        dlogit, *of_posterior, *votes_and_priors, beta_u, m, r, rj, early_m, S, E_ln_pi, E_lndet,
+        ctx.types, ctx.iters, ctx.wishart, ctx.paper, prior,
+    )  # fmt: skip
+    dbeta_a = dlogit.sum((0, 2)) if ctx.needs_input_grad[12] else None
+    dbeta_u = -(dlogit * rj[-1] if ctx.paper else dlogit).sum((0, 2)) if ctx.needs_input_grad[13] else None
+    dprior = dprior if prior else [None] * 5
+    return da, dpose, dW, None, None, None, None, *dprior, dbeta_a, dbeta_u, None, None, None, None
+
+
+vb_route.register_autograd(_backward, setup_context=_save)
+
+
+def vb_routing_fused(
+    a: Tensor,
+    pose: Tensor,
+    W: Tensor,
+    fields: Fields,
+    prior: Prior,
+    *,
+    place: Tensor | None = None,
+    iters: int = 3,
+    activation: str = "released",
+    beta_a: Tensor,
+    beta_u: Tensor,
+) -> tuple[Tensor, Posterior]:
+    """``vb_routing`` of the votes that ``a: n c``, ``pose: n c p q``, ``W: g j q r`` and ``place: i 2`` make.
+
+    The responsibilities in the posterior carry no gradient.
+    """
+    check_fusable(a, pose, W, prior)
+    J = W.shape[1]
+    p = prior()
+    logit, m, alpha, kappa, psi, nu, r, *_ = vb_route(
+        a.T.contiguous(),
+        pose.permute(1, 2, 0, 3).contiguous(),
+        W.contiguous(),
+        place,
+        fields.child,
+        fields.parents,
+        fields.seen,
+        p.alpha0,
+        p.m0,
+        p.kappa0,
+        p.inv_Psi0,
+        p.nu0,
+        beta_a,
+        beta_u,
+        fields.types,
+        iters,
+        prior.precision == "wishart",
+        activation == "paper",
+    )
+    if iters == 1:
+        r = torch.full_like(a[None, None, None, :1, 0], 1 / J).expand(1, *fields.child.shape, J, len(a))
+    return images_first(logit), Posterior(
+        images_first(alpha),
+        poses_first(m),
+        images_first(kappa),
+        poses_first(psi),
+        images_first(nu),
+        r[-1].detach().permute(3, 0, 1, 2),
+    )
