@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vbcaps.routing import ROUTINGS, Agreement, Mixture, Posterior
 from vbcaps.routing.fields import Fields, conv_fields, places
-from vbcaps.routing.route import BACKENDS, route
+from vbcaps.routing.route import BACKENDS, has_triton, route
 
 INITS = ("glorot", "identity")
 
@@ -42,6 +42,13 @@ class BatchNorm(nn.BatchNorm1d):
         single = self.training and x.numel() == self.num_features
         if single:
             return F.batch_norm(x, self.running_mean, self.running_var, training=False, eps=self.eps)
+        if self.training and x.ndim == 3 and x.is_cuda and x.dtype == torch.float32 and has_triton():
+            from vbcaps.norm_triton import batch_norm, keep_statistics
+
+            y, _, mean, var = batch_norm(x.contiguous(), self.eps)
+            running = (self.running_mean, self.running_var, self.num_batches_tracked)
+            keep_statistics(mean.detach(), var.detach(), *running, self.momentum)
+            return y
         return super().forward(x)
 
 
@@ -61,13 +68,13 @@ class PrimaryCaps(nn.Module):
         if x.ndim != 4 or x.shape[1] != self.conv.in_channels:
             raise ValueError(f"x must have shape (n, {self.conv.in_channels}, h, w), got {tuple(x.shape)}")
         c, p = self.caps, self.pose
-        x = self.conv(x).permute(0, 2, 3, 1)  # n h w (c p p) + c
-        n, h, w, _ = x.shape
-        pose, logit = x.split([c * p * p, c], dim=-1)
-        logit = self.norm_a(logit.reshape(-1, c)).view(n, h, w, c)
-        pose = pose.reshape(-1, c, p * p)
-        pose = pose if self.norm_pose is None else self.norm_pose(pose)
-        return Capsules(logit, logit.sigmoid(), pose.view(n, h, w, c, p, p))
+        x = self.conv(x)  # n (c p p) + c h w
+        n, _, h, w = x.shape
+        pose, logit = x.split([c * p * p, c], dim=1)
+        logit = self.norm_a(logit.flatten(2)).view(n, c, h, w).permute(0, 2, 3, 1)
+        if self.norm_pose is not None:
+            pose = self.norm_pose(pose.reshape(n, c, -1))
+        return Capsules(logit, logit.sigmoid(), pose.view(n, c, p, p, h, w).permute(0, 4, 5, 1, 2, 3))
 
 
 class ConvCaps(nn.Module):

@@ -65,7 +65,7 @@ def places(height: int, width: int, types: int, dtype: torch.dtype, device: torc
     y = (torch.arange(height, dtype=dtype, device=device) + 0.5) / height
     x = (torch.arange(width, dtype=dtype, device=device) + 0.5) / width
     grid = torch.stack(torch.meshgrid(y, x, indexing="ij"), -1)
-    return grid[:, :, None].expand(-1, -1, types, -1).reshape(-1, 2)
+    return grid[:, :, None].expand(-1, -1, types, -1).reshape(-1, 2).contiguous()
 
 
 def _along(size: int, kernel: int, stride: int, device: torch.device) -> tuple[int, Tensor, Tensor, Tensor]:

@@ -4,6 +4,7 @@ import torch
 import triton
 from torch import Tensor
 
+from vbcaps.routing.em_triton import em_grad_parent_kernel, em_parent_kernel
 from vbcaps.routing.passes import Votes
 from vbcaps.routing.passes_triton import (
     grad_a_kernel,
@@ -17,7 +18,7 @@ from vbcaps.routing.passes_triton import (
 )
 from vbcaps.routing.vb_triton import grad_parent_kernel, parent_kernel
 
-LANES = 128  # of the kernels that have one lane per child or parent and image
+LANES = 128  # of the kernels that have one lane per parent and image
 
 
 def moments(v: Votes, z: Tensor | None, ln_Z: Tensor, k0: Tensor, m0: Tensor, rj: Tensor, m: Tensor, S: Tensor) -> None:
@@ -37,8 +38,9 @@ def scores(v: Votes, m: Tensor, lam: Tensor, K: Tensor, z: Tensor, ln_Z: Tensor)
         v.pose, v.W, v.place, v.child, m, lam, K, z, N, I, J, chunk,
         SPLIT=split, WARPS=warps, num_warps=warps, **_weights(v),
     )  # fmt: skip
-    normaliser_kernel[(triton.cdiv(C * N, LANES),)](
-        z, v.parents, v.seen, ln_Z, C, N, J, v.parents.shape[1], LANES=LANES
+    warps = _warps(C)
+    normaliser_kernel[(triton.cdiv(C, warps), triton.cdiv(N, 32 // split))](
+        z, v.parents, v.seen, ln_Z, C, N, J, v.parents.shape[1], SPLIT=split, WARPS=warps, num_warps=warps
     )
 
 
@@ -61,9 +63,11 @@ def grad_responsibilities(
         v.pose, v.W, v.place, v.child, m, gb, gS, gr, dR, N, I, J, chunk,
         SPLIT=split, WARPS=warps, num_warps=warps, **_weights(v),
     )  # fmt: skip
-    grad_a_kernel[(triton.cdiv(C * N, LANES),)](
-        dR, r, v.parents, v.seen, s, da, C, N, J, v.parents.shape[1], FIRST=r is None, ADD=add, LANES=LANES
-    )
+    warps = _warps(C)
+    grad_a_kernel[(triton.cdiv(C, warps), triton.cdiv(N, 32 // split))](
+        dR, r, v.parents, v.seen, s, da, C, N, J, v.parents.shape[1],
+        FIRST=r is None, ADD=add, SPLIT=split, WARPS=warps, num_warps=warps,
+    )  # fmt: skip
 
 
 def grad_scores(v: Votes, m: Tensor, r: Tensor, s: Tensor, dR: Tensor, U0: Tensor, U1: Tensor, U2: Tensor) -> None:
@@ -75,25 +79,39 @@ def grad_scores(v: Votes, m: Tensor, r: Tensor, s: Tensor, dR: Tensor, U0: Tenso
     )  # fmt: skip
 
 
+def new_terms(v: Votes, iters: int) -> Tensor:
+    """Room for what each parent adds to dV: E_k, C_k and m, row by row; ``l j p k n r``."""
+    _, N, L, _, J = v.sizes
+    return v.a.new_empty(L, J, 4, 4 * iters - 1, N, 4)
+
+
+def terms(coef: Tensor, t: int, iters: int) -> tuple[Tensor, Tensor | None]:
+    """Where E, C of moments t stand, and those of scores t."""
+    return coef[:, :, :, 2 * t :], None if t == iters - 1 else coef[:, :, :, 2 * (iters + t) :]
+
+
 def grad_votes(v: Votes, m: Tensor, coef: Tensor, r: Tensor, dz: Tensor, iters: int) -> tuple[Tensor, Tensor]:
     C, N, L, I, J = v.sizes
     split, G = _split(v), v.W.shape[0]
-    slots, poses = L * I * J * N, L * J * 16 * N
-    dpose, dW = torch.empty_like(v.pose), torch.empty_like(v.W)
-    types = v.types
-    pairs = C // types * triton.cdiv(types, 2)
-    warps = _warps(triton.cdiv(pairs, split))
-    grad_pose_kernel[(triton.cdiv(pairs, split * warps), triton.cdiv(N, 32 // split))](
-        v.a, v.pose, v.W, v.place, v.parents, v.seen, m, coef, r, dz, dpose,
-        N, I, J, C, v.parents.shape[1], slots, poses,
-        TYPES=types, T=iters, SPLIT=split, WARPS=warps, num_warps=warps, **_weights(v),
+    slots = L * I * J * N
+    dpose = torch.empty_like(v.pose)
+    pairs = C // v.types * triton.cdiv(v.types, 2)
+    warps = _warps(pairs)
+    grad_pose_kernel[(triton.cdiv(pairs, warps), triton.cdiv(N, 32 // split))](
+        v.a, v.pose, v.W, v.place, v.parents, v.seen, coef, r, dz, dpose,
+        N, I, J, C, v.parents.shape[1], slots,
+        TYPES=v.types, T=iters, SPLIT=split, WARPS=warps, num_warps=warps, **_weights(v),
     )  # fmt: skip
     warps = _warps(triton.cdiv(G, 2))
-    grad_weight_kernel[(triton.cdiv(G, 2 * warps), J)](
-        v.a, v.pose, v.W, v.place, v.child, m, coef, r, dz, dW, N, L, I, J, slots, poses,
+    blocks = triton.cdiv(N, 32 // split)
+    blocks = triton.cdiv(blocks, triton.cdiv(16384, G * J))  # of images a program: few, until some 8000 warps run
+    pieces = triton.cdiv(triton.cdiv(N, 32 // split), blocks)
+    dW = v.W.new_empty(pieces, *v.W.shape)
+    grad_weight_kernel[(triton.cdiv(G, 2 * warps), J, pieces)](
+        v.a, v.pose, v.W, v.place, v.child, coef, r, dz, dW, N, L, I, J, blocks, slots,
         T=iters, SPLIT=split, WARPS=warps, num_warps=warps, **_weights(v),
     )  # fmt: skip
-    return dpose, dW
+    return dpose, dW.sum(0) if pieces > 1 else dW[0]
 
 
 def _warps(work: int) -> int:
@@ -152,8 +170,8 @@ def vb_grad_parent(
     given = last or (None,) * 8
     has = {f"HAS_{k}": g is not None for k, g in zip(("M", "ALPHA", "KAPPA", "PSI", "NU"), given[1:6], strict=True)}
     grad_parent_kernel[(triton.cdiv(L * J * N, LANES),)](
-        rj, S, m, last_m, *prior, beta_u, *given, *U, gb, gS, gr, coef, score_coef,
-        *((None, None, None) if gamma is None else gamma), L * J * N, N, J, L * J * 16 * N, *_strides(*prior),
+        rj, S, m, last_m, *prior, beta_u, *given, *U, gb, gS, gr, coef, score_coef, coef[:, :, :, -1:],
+        *((None, None, None) if gamma is None else gamma), L * J * N, N, J, coef.stride(2), *_strides(*prior),
         LAST=last is not None, WISHART=wishart, PAPER=paper, PRIOR=gamma is not None, LANES=LANES, **has,
     )  # fmt: skip
 
@@ -161,3 +179,43 @@ def vb_grad_parent(
 def _strides(alpha0: Tensor, kappa0: Tensor, nu0: Tensor, inv_psi0: Tensor) -> tuple[int, int, int, int]:
     """From one type's prior to the next: 0 where all types share it."""
     return alpha0.ndim, kappa0.ndim, nu0.ndim, 16 * (inv_psi0.ndim - 1)
+
+
+# --- EM at a parent -----------------------------------------------------------------------------------------------
+
+
+def em_parent(
+    rj: Tensor, S: Tensor, beta_a: Tensor, beta_u: Tensor, lam: Tensor, K: Tensor, inverse_temperature: float,
+    min_var: float,
+) -> None:  # fmt: skip
+    L, J, N = rj.shape
+    em_parent_kernel[(triton.cdiv(L * J * N, LANES),)](
+        rj, S, beta_a, beta_u, lam, K, None, None, L * J * N, N, J, inverse_temperature, min_var,
+        LAST=False, LANES=LANES,
+    )  # fmt: skip
+
+
+def em_logit(
+    rj: Tensor, S: Tensor, beta_a: Tensor, beta_u: Tensor, logit: Tensor, var: Tensor, inverse_temperature: float,
+    min_var: float,
+) -> None:  # fmt: skip
+    L, J, N = rj.shape
+    em_parent_kernel[(triton.cdiv(L * J * N, LANES),)](
+        rj, S, beta_a, beta_u, None, None, logit, var, L * J * N, N, J, inverse_temperature, min_var,
+        LAST=True, LANES=LANES,
+    )  # fmt: skip
+
+
+def em_grad_parent(
+    rj: Tensor, S: Tensor, m: Tensor, last_m: Tensor, beta_a: Tensor, beta_u: Tensor, last: tuple | None, U: tuple,
+    gb: Tensor, gS: Tensor, gr: Tensor, coef: Tensor, score_coef: Tensor | None, glogit: Tensor,
+    inverse_temperature: float, min_var: float,
+) -> None:  # fmt: skip
+    """`last`: gradients of logit, m, var (None where there is none)."""
+    L, J, N = rj.shape
+    given = last or (None,) * 3
+    em_grad_parent_kernel[(triton.cdiv(L * J * N, LANES),)](
+        rj, S, m, last_m, beta_a, beta_u, *given, *U, gb, gS, gr, coef, score_coef, coef[:, :, :, -1:], glogit,
+        L * J * N, N, J, coef.stride(2), inverse_temperature, min_var,
+        LAST=last is not None, HAS_M=given[1] is not None, HAS_VAR=given[2] is not None, LANES=LANES,
+    )  # fmt: skip

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vbcaps.prior import Prior
+from vbcaps.routing import build_cpu
 
 
 class Votes(NamedTuple):
@@ -29,10 +30,26 @@ class Votes(NamedTuple):
 
 
 def passes_for(a: Tensor) -> ModuleType:
-    """The passes for this tensor's device."""
-    from vbcaps.routing import launch_triton
+    """The passes for this tensor's device; on a CPU those of Triton too, where its interpreter is asked for."""
+    if a.is_cuda or triton_interprets():
+        from vbcaps.routing import launch_triton
 
-    return launch_triton
+        return launch_triton
+    from vbcaps.routing import launch_cpu
+
+    return launch_cpu
+
+
+@torch.compiler.assume_constant_result
+def triton_interprets() -> bool:
+    """Whether Triton's kernels run on a CPU too, in its interpreter."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@torch.compiler.assume_constant_result
+def why_no_library() -> str | None:
+    """Why there are no kernels for CPUs on this machine, or None where there are."""
+    return build_cpu.why_no_library()
 
 
 def check_fusable(a: Tensor, pose: Tensor, W: Tensor, prior: Prior | None = None) -> None:
@@ -44,8 +61,12 @@ def check_fusable(a: Tensor, pose: Tensor, W: Tensor, prior: Prior | None = None
         )
     if prior is not None and prior.precision == "full":
         raise ValueError("the fused kernels are for diagonal precisions; use backend='reference' for precision='full'")
-    if not a.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
-        raise ValueError(f"the fused kernels need a CUDA device, got {a.device}; use backend='reference'")
+    if a.is_cuda or triton_interprets():
+        return
+    if a.device.type != "cpu":
+        raise ValueError(f"the fused kernels need a CUDA device or a CPU, got {a.device}; use backend='reference'")
+    if why := why_no_library():
+        raise ValueError(f"the fused kernels could not be built for this CPU: {why}; use backend='reference'")
 
 
 def images_first(x: Tensor) -> Tensor:  # l j n

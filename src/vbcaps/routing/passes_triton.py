@@ -72,25 +72,9 @@ def product(P, W):
 
 
 @triton.jit
-def add_product_right(A, on, X, W):
-    """A + X W^T where `on`."""
-    Y = [tl.where(on, X[d], 0.0) for d in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)]
-    return [
-        A[d] + Y[d - d % 4] * W[d % 4 * 4] + Y[d - d % 4 + 1] * W[d % 4 * 4 + 1] + Y[d - d % 4 + 2] * W[d % 4 * 4 + 2]
-        + Y[d - d % 4 + 3] * W[d % 4 * 4 + 3]
-        for d in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
-    ]  # fmt: skip
-
-
-@triton.jit
-def add_product_left(A, on, P, X):
-    """A + P^T X where `on`."""
-    Y = [tl.where(on, X[d], 0.0) for d in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)]
-    return [
-        A[d] + P[d // 4] * Y[d % 4] + P[d // 4 + 4] * Y[d % 4 + 4] + P[d // 4 + 8] * Y[d % 4 + 8]
-        + P[d // 4 + 12] * Y[d % 4 + 12]
-        for d in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
-    ]  # fmt: skip
+def add_row_left(A, X, Y):
+    """A + X^T Y for rows X, Y."""
+    return [A[d] + X[d // 4] * Y[d % 4] for d in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)]
 
 
 @triton.jit
@@ -185,6 +169,13 @@ def fetch(pose_ptr, W_ptr, child_ptr, c, l, i, ahead, j, n, N, I, J, G: tl.const
 
 
 @triton.jit
+def load_share(a_ptr, z_ptr, ln_Z_ptr, c, at, n, N, FIRST: tl.constexpr):
+    """a_i and ln r_ij = z_ij - ln Z_i of child c."""
+    a = tl.load(a_ptr + c * N + n)
+    return a, a if FIRST else tl.load(z_ptr + at + n) - tl.load(ln_Z_ptr + c * N + n)
+
+
+@triton.jit
 def moments_kernel(
     a_ptr, pose_ptr, W_ptr, place_ptr, child_ptr, z_ptr, ln_Z_ptr, k0_ptr, m0_ptr,
     rj_ptr, m_ptr, S_ptr,
@@ -196,48 +187,44 @@ def moments_kernel(
     warp, part, n, here = lanes(tl.program_id(2), N, WARPS, SPLIT)
     exists = tl.program_id(1) * WARPS + warp < J
     j = tl.minimum(tl.program_id(1) * WARPS + warp, J - 1)
-    k0 = tl.load(k0_ptr + j * k0_stride)
-    m0 = load_pose(m0_ptr + j * m0_stride, 4)
     zero = tl.zeros((32 * WARPS,), tl.float32)
     sum_R, sum_RV = zero, repeat(zero)
     c = tl.load(child_ptr + l * I + tl.minimum(part, I - 1)).to(tl.int32)
-    P, W, next_c = fetch(pose_ptr, W_ptr, child_ptr, c, l, part, SPLIT, j, n, N, I, J, G)
+    a, z = load_share(a_ptr, z_ptr, ln_Z_ptr, c, ((l * I + tl.minimum(part, I - 1)) * J + j) * N, n, N, FIRST)
+    P, W, c = fetch(pose_ptr, W_ptr, child_ptr, c, l, part, SPLIT, j, n, N, I, J, G)
     for i0 in range(0, I, SPLIT):
         on = (i0 + part < I) & here
-        i = tl.minimum(i0 + part, I - 1)
-        at = ((l * I + i) * J + j) * N + n
-        R = tl.load(a_ptr + c * N + n, mask=on, other=0.0)
+        i, next_i = tl.minimum(i0 + part, I - 1), tl.minimum(i0 + part + SPLIT, I - 1)
+        next_a, next_z = load_share(a_ptr, z_ptr, ln_Z_ptr, c, ((l * I + next_i) * J + j) * N, n, N, FIRST)
+        next_P, next_W, c = fetch(pose_ptr, W_ptr, child_ptr, c, l, next_i, SPLIT, j, n, N, I, J, G)
         if FIRST:
-            R /= J
+            R = tl.where(on, a / J, 0.0)
         else:
-            r = tl.exp(tl.load(z_ptr + at) - tl.load(ln_Z_ptr + c * N + n))
-            R *= r
-        c = next_c
-        next_P, next_W, next_c = fetch(pose_ptr, W_ptr, child_ptr, c, l, i0 + part + SPLIT, SPLIT, j, n, N, I, J, G)
-        if not FIRST:
-            tl.store(z_ptr + at, r, mask=on & exists)
+            r = tl.exp(z)
+            tl.store(z_ptr + ((l * I + i) * J + j) * N + n, r, mask=on & exists)
+            R = tl.where(on, a * r, 0.0)
         sum_R += R
         sum_RV = axpy(sum_RV, R, vote(P, W, place_ptr, i, PLACE))
-        P, W = next_P, next_W
+        P, W, a, z = next_P, next_W, next_a, next_z
     r_j = total(sum_R, WARPS, SPLIT)
-    m = scale(1 / tl.maximum(k0 + r_j, 1e-19), axpy(totals(sum_RV, WARPS, SPLIT), k0, m0))
+    k0 = tl.load(k0_ptr + j * k0_stride)
+    m = axpy(totals(sum_RV, WARPS, SPLIT), k0, load_pose(m0_ptr + j * m0_stride, 4))
+    m = scale(1 / tl.maximum(k0 + r_j, 1e-19), m)
     S = repeat(zero)
     c = tl.load(child_ptr + l * I + tl.minimum(part, I - 1)).to(tl.int32)
-    P, W, next_c = fetch(pose_ptr, W_ptr, child_ptr, c, l, part, SPLIT, j, n, N, I, J, G)
+    a = tl.load(a_ptr + c * N + n)
+    r = zero if FIRST else tl.load(z_ptr + ((l * I + tl.minimum(part, I - 1)) * J + j) * N + n)
+    P, W, c = fetch(pose_ptr, W_ptr, child_ptr, c, l, part, SPLIT, j, n, N, I, J, G)
     for i0 in range(0, I, SPLIT):
-        on = (i0 + part < I) & here
-        i = tl.minimum(i0 + part, I - 1)
-        R = tl.load(a_ptr + c * N + n, mask=on, other=0.0)
-        if FIRST:
-            R /= J
-        else:
-            R *= tl.load(z_ptr + ((l * I + i) * J + j) * N + n)
-        c = next_c
-        next_P, next_W, next_c = fetch(pose_ptr, W_ptr, child_ptr, c, l, i0 + part + SPLIT, SPLIT, j, n, N, I, J, G)
+        i, next_i = tl.minimum(i0 + part, I - 1), tl.minimum(i0 + part + SPLIT, I - 1)
+        next_a = tl.load(a_ptr + c * N + n)
+        next_r = r if FIRST else tl.load(z_ptr + ((l * I + next_i) * J + j) * N + n)
+        next_P, next_W, c = fetch(pose_ptr, W_ptr, child_ptr, c, l, next_i, SPLIT, j, n, N, I, J, G)
+        R = tl.where((i0 + part < I) & here, a / J if FIRST else a * r, 0.0)
         X = sub(vote(P, W, place_ptr, i, PLACE), m)
         S = axpy(S, R, mul(X, X))
-        P, W = next_P, next_W
-    gap = sub(m0, m)
+        P, W, a, r = next_P, next_W, next_a, next_r
+    gap = sub(load_pose(m0_ptr + j * m0_stride, 4), m)
     S = axpy(totals(S, WARPS, SPLIT), k0, mul(gap, gap))
     on = here & (part == 0) & exists
     parent = (l * J + j) * N
@@ -277,26 +264,32 @@ def scores_kernel(
 
 
 @triton.jit
-def normaliser_kernel(z_ptr, parents_ptr, seen_ptr, ln_Z_ptr, C, N, J, S, LANES: tl.constexpr):
-    """ln Z of each child: ln sum exp z over the types and positions of its parents."""
-    at = tl.program_id(0) * LANES + tl.arange(0, LANES)
-    on = at < C * N
-    c, n = tl.minimum(at, C * N - 1) // N, at % N
+def normaliser_kernel(
+    z_ptr, parents_ptr, seen_ptr, ln_Z_ptr, CH, N, J, S, WARPS: tl.constexpr, SPLIT: tl.constexpr
+):  # fmt: skip
+    """ln Z of each child, one a warp: ln sum exp z over the types and positions of its parents."""
+    warp, part, n, here = lanes(tl.program_id(1), N, WARPS, SPLIT)
+    c = tl.program_id(0) * WARPS + warp
+    here &= c < CH
+    c = tl.minimum(c, CH - 1)
     seen = tl.max(tl.load(seen_ptr + c), 0)
-    top = tl.full((LANES,), -float("inf"), tl.float32)
+    top = tl.full((32 * WARPS,), -float("inf"), tl.float32)
     for s in range(seen):
         slot = tl.load(parents_ptr + c * S + s)
-        for j in range(J):
-            z = tl.load(z_ptr + (slot * J + j) * N + n, mask=on & (slot >= 0), other=-float("inf"))
+        for j in range(0, J, SPLIT):
+            on = (slot >= 0) & (j + part < J)
+            z = tl.load(z_ptr + (slot * J + j + part) * N + n, mask=on, other=-float("inf"))
             top = tl.maximum(top, z)
+    top = tl.max(tl.reshape(top, (WARPS, SPLIT, 32 // SPLIT)), 1, keep_dims=True)
+    top = tl.reshape(tl.broadcast_to(top, (WARPS, SPLIT, 32 // SPLIT)), (32 * WARPS,))
     top = tl.where(top == -float("inf"), 0.0, top)  # a capsule that no field sees
-    Z = tl.zeros((LANES,), tl.float32)
+    Z = tl.zeros((32 * WARPS,), tl.float32)
     for s in range(seen):
         slot = tl.load(parents_ptr + c * S + s)
-        for j in range(J):
-            z = tl.load(z_ptr + (slot * J + j) * N + n, mask=on & (slot >= 0), other=-float("inf"))
-            Z += tl.exp(z - top)
-    tl.store(ln_Z_ptr + at, top + tl.log(Z), mask=on)
+        for j in range(0, J, SPLIT):
+            on = (slot >= 0) & (j + part < J)
+            Z += tl.exp(tl.load(z_ptr + (slot * J + j + part) * N + n, mask=on, other=-float("inf")) - top)
+    tl.store(ln_Z_ptr + c * N + n, top + tl.log(total(Z, WARPS, SPLIT)), mask=here & (part == 0))
 
 
 # --- backward -----------------------------------------------------------------------------------------------------
@@ -335,27 +328,36 @@ def grad_R_kernel(
 
 @triton.jit
 def grad_a_kernel(
-    dR_ptr, r_ptr, parents_ptr, seen_ptr, s_ptr, da_ptr, C, N, J, S, FIRST: tl.constexpr, ADD: tl.constexpr,
-    LANES: tl.constexpr,
+    dR_ptr, r_ptr, parents_ptr, seen_ptr, s_ptr, da_ptr, CH, N, J, S, FIRST: tl.constexpr, ADD: tl.constexpr,
+    WARPS: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """s_c = sum over the child's parents of r dR: its share of da, and what the softmax takes off."""
-    at = tl.program_id(0) * LANES + tl.arange(0, LANES)
-    on = at < C * N
-    c, n = tl.minimum(at, C * N - 1) // N, at % N
-    sum_rdR = tl.zeros((LANES,), tl.float32)
+    """s_c = sum over the child's parents of r dR: its share of da, and what the softmax takes off; a child a warp."""
+    warp, part, n, here = lanes(tl.program_id(1), N, WARPS, SPLIT)
+    c = tl.program_id(0) * WARPS + warp
+    here &= (c < CH) & (part == 0)
+    c = tl.minimum(c, CH - 1)
+    sum_rdR = tl.zeros((32 * WARPS,), tl.float32)
     for s in range(tl.max(tl.load(seen_ptr + c), 0)):
         slot = tl.load(parents_ptr + c * S + s)
-        for j in range(J):
-            where = (slot * J + j) * N + n
-            dR = tl.load(dR_ptr + where, mask=on & (slot >= 0), other=0.0)
+        for j in range(0, J, SPLIT):
+            on = (slot >= 0) & (j + part < J)
+            at = (slot * J + j + part) * N + n
+            dR = tl.load(dR_ptr + at, mask=on, other=0.0)
             if FIRST:
                 sum_rdR += dR / J
             else:
-                sum_rdR += dR * tl.load(r_ptr + where, mask=on & (slot >= 0), other=0.0)
-    tl.store(s_ptr + at, sum_rdR, mask=on)
+                sum_rdR += dR * tl.load(r_ptr + at, mask=on, other=0.0)
+    sum_rdR = total(sum_rdR, WARPS, SPLIT)
+    tl.store(s_ptr + c * N + n, sum_rdR, mask=here)
     if ADD:
-        sum_rdR += tl.load(da_ptr + at, mask=on, other=0.0)
-    tl.store(da_ptr + at, sum_rdR, mask=on)
+        sum_rdR += tl.load(da_ptr + c * N + n)
+    tl.store(da_ptr + c * N + n, sum_rdR, mask=here)
+
+
+@triton.jit
+def load_gain(a_ptr, s_ptr, r_ptr, dR_ptr, c, at, n, N):
+    """R_ij = a_i r_ij, and dR_ij - s_i, of child c."""
+    return tl.load(a_ptr + c * N + n) * tl.load(r_ptr + at), tl.load(dR_ptr + at) - tl.load(s_ptr + c * N + n)
 
 
 @triton.jit
@@ -374,22 +376,23 @@ def grad_z_kernel(
     zero = tl.zeros((32 * WARPS,), tl.float32)
     m = load_pose(m_ptr + parent * 16 + 4 * n, 4 * N)
     U0, U1, U2 = zero, repeat(zero), repeat(zero)
+    at = ((l * I + tl.minimum(part, I - 1)) * J + j) * N + n
     c = tl.load(child_ptr + l * I + tl.minimum(part, I - 1)).to(tl.int32)
-    P, W, next_c = fetch(pose_ptr, W_ptr, child_ptr, c, l, part, SPLIT, j, n, N, I, J, G)
+    R, gain = load_gain(a_ptr, s_ptr, r_ptr, dR_ptr, c, at, n, N)
+    P, W, c = fetch(pose_ptr, W_ptr, child_ptr, c, l, part, SPLIT, j, n, N, I, J, G)
     for i0 in range(0, I, SPLIT):
         on = (i0 + part < I) & here
-        i = tl.minimum(i0 + part, I - 1)
-        at = ((l * I + i) * J + j) * N + n
-        dz = tl.load(r_ptr + at) * tl.load(a_ptr + c * N + n) * (tl.load(dR_ptr + at) - tl.load(s_ptr + c * N + n))
-        dz = tl.where(on, dz, 0.0)
-        c = next_c
-        next_P, next_W, next_c = fetch(pose_ptr, W_ptr, child_ptr, c, l, i0 + part + SPLIT, SPLIT, j, n, N, I, J, G)
+        i, next_i = tl.minimum(i0 + part, I - 1), tl.minimum(i0 + part + SPLIT, I - 1)
+        next_at = ((l * I + next_i) * J + j) * N + n
+        next_R, next_gain = load_gain(a_ptr, s_ptr, r_ptr, dR_ptr, c, next_at, n, N)
+        next_P, next_W, c = fetch(pose_ptr, W_ptr, child_ptr, c, l, next_i, SPLIT, j, n, N, I, J, G)
+        dz = tl.where(on, R * gain, 0.0)
         tl.store(dR_ptr + at, dz, mask=on)
         X = sub(vote(P, W, place_ptr, i, PLACE), m)
         U0 += dz
         U1 = axpy(U1, dz, X)
         U2 = axpy(U2, dz, mul(X, X))
-        P, W = next_P, next_W
+        P, W, R, gain, at = next_P, next_W, next_R, next_gain, next_at
     on = here & (part == 0)
     tl.store(U0_ptr + parent + n, total(U0, WARPS, SPLIT), mask=on)
     store_pose(U1_ptr + parent * 16 + 4 * n, 4 * N, totals(U1, WARPS, SPLIT), on)
@@ -397,86 +400,137 @@ def grad_z_kernel(
 
 
 @triton.jit
-def grad_votes(
-    V, X, m_ptr, coef_ptr, r_ptr, dz_ptr, a, b, at_V, at_X, vector, stride, slots, poses, J, T: tl.constexpr,
-):  # fmt: skip
-    """dV of two votes for one parent: sum over the iterations of s_k (E_k + C_k (V - m)).
+def shares(r_ptr, dz_ptr, a, at, slots, J, T: tl.constexpr):
+    """With what weight a vote enters each term: R_ij in moments t = 0 .. T-1, then dz_ij in scores t = 0 .. T-2."""
+    s = (a / J,)
+    for t in tl.static_range(T - 1):
+        s += (a * tl.load(r_ptr + t * slots + at),)
+    for t in tl.static_range(T - 1):
+        s += (tl.load(dz_ptr + t * slots + at),)
+    return s
 
-    s_k is R_ij = r_ij a_i in moments t = 0 .. T-1 and then dz_ij in scores t = 0 .. T-2; m is the last iteration's.
-    """
-    zero = tl.zeros_like(a)
-    E, C, F, D = repeat(zero), repeat(zero), repeat(zero), repeat(zero)
-    for k in tl.static_range(2 * T - 1):
-        if k == 0:
-            s, t = a / J, b / J
-        elif k < T:
-            s = a * tl.load(r_ptr + (k - 1) * slots + at_V)
-            t = b * tl.load(r_ptr + (k - 1) * slots + at_X)
-        else:
-            s, t = tl.load(dz_ptr + (k - T) * slots + at_V), tl.load(dz_ptr + (k - T) * slots + at_X)
-        coef = load_pose(coef_ptr + 2 * k * poses + vector, stride)
-        E, F = axpy(E, s, coef), axpy(F, t, coef)
-        coef = load_pose(coef_ptr + (2 * k + 1) * poses + vector, stride)
-        C, D = axpy(C, s, coef), axpy(D, t, coef)
-    m = load_pose(m_ptr + vector, stride)
-    return add(E, mul(C, sub(V, m))), add(F, mul(D, sub(X, m)))
+
+@triton.jit
+def load_terms(coef_ptr, parent, p, n, N, T: tl.constexpr):
+    """Row p of E_0, C_0, E_1, C_1, ... and of the last m_j: the terms that a parent adds to dV."""
+    coef = ()
+    for k in tl.static_range(4 * T - 1):
+        coef += four(coef_ptr + ((parent * 4 + p) * (4 * T - 1) + k) * 4 * N + 4 * n)
+    return coef
+
+
+@triton.jit
+def row_of_grad(P, W, place, s, coef, on, T: tl.constexpr):
+    """A row of dV = sum_k s_k (E_k + C_k (V - m)), V = P W with its place, from the same row of P and of the terms."""
+    dV = ()
+    for r in tl.static_range(4):
+        V = P[0] * W[r] + P[1] * W[4 + r] + P[2] * W[8 + r] + P[3] * W[12 + r]
+        if r == 3:
+            V += place
+        E, C = s[0] * coef[r], s[0] * coef[4 + r]
+        for k in tl.static_range(1, 2 * T - 1):
+            E += s[k] * coef[8 * k + r]
+            C += s[k] * coef[8 * k + 4 + r]
+        dV += (tl.where(on, E + C * (V - coef[8 * (2 * T - 1) + r]), 0.0),)
+    return dV
+
+
+@triton.jit
+def load_place(place_ptr, i, p, zero, PLACE: tl.constexpr):
+    """What the place of slot i adds to the end of row p of its votes."""
+    place = zero
+    if PLACE:
+        column = tl.load(place_ptr + 2 * i + (p + zero.to(tl.int32)) % 2)
+        place = tl.where(p + zero < 2, column, 0.0)
+    return place
+
+
+@triton.jit
+def add_row_right(A, X, W):
+    """A + X W^T for rows A, X."""
+    return [
+        A[q] + X[0] * W[4 * q] + X[1] * W[4 * q + 1] + X[2] * W[4 * q + 2] + X[3] * W[4 * q + 3] for q in (0, 1, 2, 3)
+    ]
+
+
+@triton.jit
+def sum_of_parts(x, WARPS: tl.constexpr, SPLIT: tl.constexpr):
+    """The sum over the SPLIT / 4 parts of each row and image, in each of their lanes."""
+    s = tl.sum(tl.reshape(x, (WARPS, SPLIT // 4, 128 // SPLIT)), 1, keep_dims=True)
+    return tl.reshape(tl.broadcast_to(s, (WARPS, SPLIT // 4, 128 // SPLIT)), (32 * WARPS,))
 
 
 @triton.jit
 def grad_pose_kernel(
-    a_ptr, pose_ptr, W_ptr, place_ptr, parents_ptr, seen_ptr, m_ptr, coef_ptr, r_ptr, dz_ptr,
+    a_ptr, pose_ptr, W_ptr, place_ptr, parents_ptr, seen_ptr, coef_ptr, r_ptr, dz_ptr,
     dpose_ptr,
-    N, I, J, CH, S, slots, poses,
+    N, I, J, CH, S, slots,
     TYPES: tl.constexpr, G: tl.constexpr, PLACE: tl.constexpr, T: tl.constexpr, WARPS: tl.constexpr,
     SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """dM_i = sum over the child's parents of dV_ij W_ij^T, for children c, d of one position, SPLIT pairs a warp."""
+    """dM_i = sum over the child's parents of dV_ij W_ij^T, for two children c, d of one position a warp.
+
+    A lane has one row p of their poses, and one in SPLIT / 4 parent types.
+    """
     warp, part, n, here = lanes(tl.program_id(1), N, WARPS, SPLIT)
+    p, first = part % 4, part // 4
     HALF: tl.constexpr = (TYPES + 1) // 2
-    pair = (tl.program_id(0) * WARPS + warp) * SPLIT + part
+    pair = tl.program_id(0) * WARPS + warp
     c = pair // HALF * TYPES + pair % HALF * 2
-    here &= c < CH
+    here &= (c < CH) & (first == 0)
     c = tl.minimum(c, CH - 1)
     step = tl.where(c % TYPES + 1 < TYPES, 1, 0)  # to d; 0 where an odd number of types leaves c alone
-    P, Q = load_pose(pose_ptr + c * 16 * N + 4 * n, 4 * N), load_pose(pose_ptr + (c + step) * 16 * N + 4 * n, 4 * N)
+    row_c = (c * 4 + p) * 4 * N + 4 * n
+    row_d = row_c + step * 16 * N
+    P, Q = four(pose_ptr + row_c), four(pose_ptr + row_d)
     a_c, a_d = tl.load(a_ptr + c * N + n), tl.load(a_ptr + (c + step) * N + n)
     zero = tl.zeros((32 * WARPS,), tl.float32)
-    dP, dQ = repeat(zero), repeat(zero)
-    for s in range(tl.max(tl.load(seen_ptr + c), 0)):
-        slot = tl.load(parents_ptr + c * S + s)
-        on = slot >= 0
+    dP, dQ = [zero for q in (0, 1, 2, 3)], [zero for q in (0, 1, 2, 3)]
+    for slot_number in range(tl.max(tl.load(seen_ptr + c), 0)):
+        slot = tl.load(parents_ptr + c * S + slot_number)
+        exists = slot >= 0
         slot = tl.maximum(slot, 0)
         l, i = slot // I, slot % I
-        for j in range(J):
-            W, X = load_weight(W_ptr, i, j, J, G), load_weight(W_ptr, i + step, j, J, G)
+        place = load_place(place_ptr, i, p, zero, PLACE)
+        for j0 in range(0, J, SPLIT // 4):
+            on = exists & (j0 + first < J)
+            j = tl.minimum(j0 + first, J - 1)
+            coef = load_terms(coef_ptr, l * J + j, p, n, N, T)
             at = (slot * J + j) * N + n
-            dV, dX = grad_votes(
-                vote(P, W, place_ptr, i, PLACE), vote(Q, X, place_ptr, i + step, PLACE), m_ptr, coef_ptr, r_ptr, dz_ptr,
-                a_c, a_d, at, at + step * J * N, (l * J + j) * 16 * N + 4 * n, 4 * N, slots, poses, J, T,
-            )  # fmt: skip
-            dP, dQ = add_product_right(dP, on, dV, W), add_product_right(dQ, on, dX, X)
-    store_pose(dpose_ptr + c * 16 * N + 4 * n, 4 * N, dP, here)
-    store_pose(dpose_ptr + (c + step) * 16 * N + 4 * n, 4 * N, dQ, here & (step == 1))
+            W = load_weight(W_ptr, i, j, J, G)
+            dV = row_of_grad(P, W, place, shares(r_ptr, dz_ptr, a_c, at, slots, J, T), coef, on, T)
+            dP = add_row_right(dP, dV, W)
+            W = load_weight(W_ptr, i + step, j, J, G)
+            dV = row_of_grad(Q, W, place, shares(r_ptr, dz_ptr, a_d, at + step * J * N, slots, J, T), coef, on, T)
+            dQ = add_row_right(dQ, dV, W)
+    dP = [sum_of_parts(dP[q], WARPS, SPLIT) for q in (0, 1, 2, 3)]
+    dQ = [sum_of_parts(dQ[q], WARPS, SPLIT) for q in (0, 1, 2, 3)]
+    store_four(dpose_ptr + row_c, dP[0], dP[1], dP[2], dP[3], here)
+    store_four(dpose_ptr + row_d, dQ[0], dQ[1], dQ[2], dQ[3], here & (step == 1))
 
 
 @triton.jit
 def grad_weight_kernel(
-    a_ptr, pose_ptr, W_ptr, place_ptr, child_ptr, m_ptr, coef_ptr, r_ptr, dz_ptr,
+    a_ptr, pose_ptr, W_ptr, place_ptr, child_ptr, coef_ptr, r_ptr, dz_ptr,
     dW_ptr,
-    N, L, I, J, slots, poses,
+    N, L, I, J, BLOCKS, slots,
     G: tl.constexpr, PLACE: tl.constexpr, T: tl.constexpr, WARPS: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """dW_gj = sum over images, fields and the slots that share it of M_i^T dV_ij; two rows g, h a warp."""
+    """dW_gj = sum over images, fields and the slots that share it of M_i^T dV_ij; two rows g, h a warp.
+
+    A program sums BLOCKS blocks of images; the sum over programs is left to the caller.
+    """
     j = tl.program_id(1)
     lane = tl.arange(0, 32 * WARPS)
     first = (tl.program_id(0) * WARPS + lane // 32) * 2
     g = tl.minimum(first, G - 1)
     step = tl.where(g + 1 < G, 1, 0)
     SHARED = I // G
-    W, Y = load_weight(W_ptr, g, j, J, G), load_weight(W_ptr, g + step, j, J, G)
+    W, X = load_weight(W_ptr, g, j, J, G), load_weight(W_ptr, g + step, j, J, G)
     zero = tl.zeros((32 * WARPS,), tl.float32)
-    dW, dY = repeat(zero), repeat(zero)
-    for block in range(tl.cdiv(N, 32 // SPLIT)):
+    dW, dX = repeat(zero), repeat(zero)
+    start = tl.program_id(2) * BLOCKS
+    for block in range(start, tl.minimum(start + BLOCKS, tl.cdiv(N, 32 // SPLIT))):
         warp, part, n, here = lanes(block, N, WARPS, SPLIT)
         for q0 in range(0, L * SHARED, SPLIT):
             on = (q0 + part < L * SHARED) & here
@@ -484,14 +538,17 @@ def grad_weight_kernel(
             l, i = q // SHARED, q % SHARED * G + g
             c = tl.load(child_ptr + l * I + i).to(tl.int32)
             d = tl.load(child_ptr + l * I + i + step).to(tl.int32)
-            P, Q = load_pose(pose_ptr + c * 16 * N + 4 * n, 4 * N), load_pose(pose_ptr + d * 16 * N + 4 * n, 4 * N)
             at = ((l * I + i) * J + j) * N + n
-            dV, dX = grad_votes(
-                vote(P, W, place_ptr, i, PLACE), vote(Q, Y, place_ptr, i + step, PLACE), m_ptr, coef_ptr, r_ptr, dz_ptr,
-                tl.load(a_ptr + c * N + n), tl.load(a_ptr + d * N + n), at, at + step * J * N,
-                (l * J + j) * 16 * N + 4 * n, 4 * N, slots, poses, J, T,
-            )  # fmt: skip
-            dW, dY = add_product_left(dW, on, P, dV), add_product_left(dY, on, Q, dX)
+            s = shares(r_ptr, dz_ptr, tl.load(a_ptr + c * N + n), at, slots, J, T)
+            t = shares(r_ptr, dz_ptr, tl.load(a_ptr + d * N + n), at + step * J * N, slots, J, T)
+            for p in tl.static_range(4):
+                place = load_place(place_ptr, i, p, zero, PLACE)
+                coef = load_terms(coef_ptr, l * J + j, p, n, N, T)
+                P = four(pose_ptr + (c * 16 + p * 4) * N + 4 * n)
+                dW = add_row_left(dW, P, row_of_grad(P, W, place, s, coef, on, T))
+                P = four(pose_ptr + (d * 16 + p * 4) * N + 4 * n)
+                dX = add_row_left(dX, P, row_of_grad(P, X, place, t, coef, on, T))
     one = (lane % 32 == 0) & (first < G)
-    store_pose(dW_ptr + (g * J + j) * 16, 4, totals(dW, WARPS, 32), one)
-    store_pose(dW_ptr + ((g + step) * J + j) * 16, 4, totals(dY, WARPS, 32), one & (step == 1))
+    at = tl.program_id(2) * G * J * 16
+    store_pose(dW_ptr + at + (g * J + j) * 16, 4, totals(dW, WARPS, 32), one)
+    store_pose(dW_ptr + at + ((g + step) * J + j) * 16, 4, totals(dX, WARPS, 32), one & (step == 1))

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from vbcaps.routing.dynamic import Agreement
 from vbcaps.routing.em import Mixture
 from vbcaps.routing.fields import Fields
+from vbcaps.routing.passes import triton_interprets, why_no_library
 from vbcaps.routing.vb import Posterior
 
-BACKENDS = ("auto", "reference", "triton")
+BACKENDS = ("auto", "reference", "triton", "cpu")
 
 
 def route(
@@ -33,7 +34,12 @@ def route(
     Slot i votes with the weights of row ``i mod g`` of ``W: g j q r``. ``place: i 2`` is added to the first two
     entries of the right-hand column of each vote.
     """
-    if backend == "triton" or (backend == "auto" and can_fuse(routing, a, pose, W, fields)):
+    if backend == "auto":
+        use_kernels = can_fuse(routing, a, pose, W, fields)
+    else:
+        use_kernels = backend != "reference"
+        check_backend(backend, routing, a)
+    if use_kernels:
         fused: Callable = routing.fused  # type: ignore[assignment]
         return fused(a, pose, W, fields, place)
     child = fields.child
@@ -45,16 +51,34 @@ def route(
 
 
 def can_fuse(routing: nn.Module, a: Tensor, pose: Tensor, W: Tensor, fields: Fields) -> bool:
-    """Whether the Triton kernels cover this call: CUDA, float32, 4x4 poses, and a routing that has them."""
-    return (
-        a.is_cuda
-        and getattr(routing, "fusable", False)
-        and pose.shape[-2:] == (4, 4)
-        and a.dtype == pose.dtype == W.dtype == torch.float32
-        and len(a) * fields.child.numel() * W.shape[1] < 2**31  # offsets are 32 bits
-        and not torch.compiler.is_exporting()
-        and has_triton()
-    )
+    """Whether kernels cover this call: float32, 4x4 poses, a routing that has them; Triton, or a compiler for a CPU."""
+    if (
+        not getattr(routing, "fusable", False)
+        or pose.shape[-2:] != (4, 4)
+        or not a.dtype == pose.dtype == W.dtype == torch.float32
+        or torch.compiler.is_exporting()
+    ):
+        return False
+    if a.is_cuda:
+        return has_triton() and len(a) * fields.child.numel() * W.shape[1] < 2**31  # offsets are 32 bits
+    return a.device.type == "cpu" and not triton_interprets() and why_no_library() is None
+
+
+def check_backend(backend: str, routing: nn.Module, a: Tensor) -> None:
+    """An error where this backend was asked for but is not to be had."""
+    if backend == "reference":
+        return
+    if not hasattr(routing, "fused"):
+        raise ValueError(f"backend={backend!r} has no kernels for {type(routing).__name__}; use backend='reference'")
+    if backend == "triton" and not (a.is_cuda or triton_interprets()):
+        raise ValueError(f"backend='triton' needs a CUDA device, got {a.device}; use backend='auto'")
+    if backend == "cpu":
+        if a.device.type != "cpu":
+            raise ValueError(f"backend='cpu' needs tensors on the CPU, got {a.device}; use backend='auto'")
+        if triton_interprets():
+            raise ValueError("backend='cpu', but TRITON_INTERPRET=1 gives every tensor on the CPU to Triton")
+        if why := why_no_library():
+            raise ValueError(f"backend='cpu', but its kernels could not be built: {why}; use backend='reference'")
 
 
 @functools.cache

@@ -77,16 +77,16 @@ def vb_route_backward(
     da, s, dR = new(C, N), new(C, N), new(T, L, I, J, N)  # dR[t - 1] becomes dz[t - 1]; dR[T - 1] is that of t = 0
     gb, gS, gr = new(T, *vector), new(T, *vector), new(scalar)
     U0, U1, U2 = new(scalar), new(vector), new(vector)
-    coef = new(2 * T - 1, 2, *vector)
     gamma = new(3, T if prior else 0, *scalar)  # of alpha, kappa, nu
     run = passes_for(a)
+    coef = run.new_terms(v, T)
 
     def parent(t: int) -> None:
         last = t == T - 1
         run.vb_grad_parent(
             rj[t], S[t], m if last else early_m[t], m, (alpha0, kappa0, nu0, inv_psi0), beta_u,
             (dlogit, dm, dalpha, dkappa, dpsi, dnu, E_ln_pi, E_lndet) if last else None, (U0, U1, U2),
-            gb[t], gS[t], gr, coef[t], None if last else coef[T + t], gamma[:, t] if prior else None, wishart, paper,
+            gb[t], gS[t], gr, *run.terms(coef, t, T), gamma[:, t] if prior else None, wishart, paper,
         )  # fmt: skip
 
     parent(T - 1)
@@ -169,15 +169,15 @@ def vb_routing_fused(
         a.T.contiguous(),
         pose.permute(1, 2, 0, 3).contiguous(),
         W.contiguous(),
-        place,
+        None if place is None else place.contiguous(),
         fields.child,
         fields.parents,
         fields.seen,
-        p.alpha0,
-        p.m0,
-        p.kappa0,
-        p.inv_Psi0,
-        p.nu0,
+        p.alpha0.contiguous(),
+        p.m0.contiguous(),
+        p.kappa0.contiguous(),
+        p.inv_Psi0.contiguous(),
+        p.nu0.contiguous(),
         beta_a,
         beta_u,
         fields.types,

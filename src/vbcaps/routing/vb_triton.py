@@ -124,8 +124,8 @@ def grad_parent_kernel(
     rj_ptr, S_ptr, m_ptr, last_m_ptr, alpha0_ptr, kappa0_ptr, nu0_ptr, inv_psi0_ptr, beta_u_ptr,
     dlogit_ptr, dm_ptr, dalpha_ptr, dkappa_ptr, dpsi_ptr, dnu_ptr, E_ln_pi_ptr, E_lndet_ptr,
     U0_ptr, U1_ptr, U2_ptr,
-    gb_ptr, gS_ptr, gr_ptr, coef_ptr, score_coef_ptr, galpha_ptr, gkappa_ptr, gnu_ptr,
-    total, N, J, poses, alpha0_stride, kappa0_stride, nu0_stride, inv_psi0_stride,
+    gb_ptr, gS_ptr, gr_ptr, coef_ptr, score_coef_ptr, last_m_of_coef_ptr, galpha_ptr, gkappa_ptr, gnu_ptr,
+    total, N, J, row, alpha0_stride, kappa0_stride, nu0_stride, inv_psi0_stride,
     LAST: tl.constexpr, WISHART: tl.constexpr, PAPER: tl.constexpr,
     HAS_M: tl.constexpr, HAS_ALPHA: tl.constexpr, HAS_KAPPA: tl.constexpr, HAS_PSI: tl.constexpr, HAS_NU: tl.constexpr,
     PRIOR: tl.constexpr, LANES: tl.constexpr,
@@ -201,8 +201,8 @@ def grad_parent_kernel(
         shift = sub(last_m, m)
         E = scale(-1.0, mul(lam, shift))
         C = scale(-1.0, lam)
-        store_pose(score_coef_ptr + vector, 4 * N, E, on)
-        store_pose(score_coef_ptr + poses + vector, 4 * N, C, on)
+        store_pose(score_coef_ptr + lj * 4 * row + 4 * n, row, E, on)
+        store_pose(score_coef_ptr + lj * 4 * row + 4 * (N + n), row, C, on)
     dalpha += trigamma(alpha) * dE_ln_pi - trigamma(sum_alpha) * sum_dE_ln_pi
     dnu += trigamma_of_nu(nu, WISHART) * dE_lndet
     tl.store(gr_ptr + at, dalpha + dkappa + dnu + dr, mask=on)
@@ -210,8 +210,10 @@ def grad_parent_kernel(
     store_pose(gS_ptr + vector, 4 * N, gS, on)
     E = axpy(gb, 2.0, mul(gS, shift))
     C = scale(2.0, gS)
-    store_pose(coef_ptr + vector, 4 * N, E, on)
-    store_pose(coef_ptr + poses + vector, 4 * N, C, on)
+    store_pose(coef_ptr + lj * 4 * row + 4 * n, row, E, on)
+    store_pose(coef_ptr + lj * 4 * row + 4 * (N + n), row, C, on)
+    if LAST:  # m, behind the terms
+        store_pose(last_m_of_coef_ptr + lj * 4 * row + 4 * n, row, load_pose(m_ptr + vector, 4 * N), on)
     if PRIOR:
         tl.store(galpha_ptr + at, dalpha, mask=on)
         tl.store(gkappa_ptr + at, dkappa, mask=on)
