@@ -24,7 +24,6 @@ from vbcaps.routing.fields import conv_fields
 from vbcaps.routing.route import votes
 
 SIDE, TYPES, PARENTS, KERNEL, STRIDE, POSE = 14, 16, 16, 3, 2, 4
-FIELDS = (SIDE - KERNEL) // STRIDE + 1
 
 
 def by_parent(a: Tensor, pose: Tensor, W: Tensor, iters: int) -> Tensor:
@@ -60,13 +59,22 @@ def route_gathered(a: Tensor, pose: Tensor, W: Tensor, iters: int, make: Callabl
 
 def nine_axes(a: Tensor, pose: Tensor, W: Tensor, iters: int) -> Tensor:
     """n B C P P F F K K, broadcast and sum."""
-    M = pose.permute(0, 3, 4, 5, 1, 2).unfold(4, KERNEL, STRIDE).unfold(5, KERNEL, STRIDE)  # n B P P F F K K
+    logit, m = route_by_nine_axes(a, pose, W, iters, STRIDE)
+    return torch.cat([logit.flatten(), m.flatten()])
+
+
+def route_by_nine_axes(
+    a: Tensor, pose: Tensor, W: Tensor, iters: int, stride: int, place: Tensor | float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Logit and mean, n 1 C . 1 F F 1 1, from ``n h h B``, ``n h h B P P``, ``K K B C P P``; place: D 1 1 1 K K."""
+    kernel, parents = W.shape[0], W.shape[3]
+    M = pose.permute(0, 3, 4, 5, 1, 2).unfold(4, kernel, stride).unfold(5, kernel, stride)  # n B P P F F K K
     M = M[:, :, None, :, :, None]  # n B 1 P P 1 F F K K
     weight = W.permute(2, 3, 4, 5, 0, 1)[None, :, :, None, :, :, None, None]  # 1 B C 1 P P 1 1 K K
-    V = (M * weight).sum(4).flatten(3, 4)[:, :, :, :, None]  # n B C D 1 F F K K
-    A = a.permute(0, 3, 1, 2).unfold(2, KERNEL, STRIDE).unfold(3, KERNEL, STRIDE)[:, :, None, None, None]
+    V = (M * weight).sum(4).flatten(3, 4)[:, :, :, :, None] + place  # n B C D 1 F F K K
+    A = a.permute(0, 3, 1, 2).unfold(2, kernel, stride).unfold(3, kernel, stride)[:, :, None, None, None]
     children, poses, D = (1, -2, -1), (3, 4), POSE * POSE
-    r = torch.full_like(V[:, :, :, :1], 1 / PARENTS)
+    r = torch.full_like(V[:, :, :, :1], 1 / parents)
     for t in range(iters):
         R = r * A
         r_j = R.sum(children, keepdim=True)
@@ -79,20 +87,19 @@ def nine_axes(a: Tensor, pose: Tensor, W: Tensor, iters: int) -> Tensor:
         E_lndet = expected_logdet_gamma(psi.transpose(3, -1).log(), nu.squeeze(-1))[..., None]
         if t < iters - 1:
             distance = D / kappa + nu * (psi * (V - m).square()).sum(poses, keepdim=True)
-            r = over_parents(E_ln_pi + 0.5 * (E_lndet - distance))
+            r = over_parents(E_ln_pi + 0.5 * (E_lndet - distance), a.shape[1], stride)
     H = 0.5 * (D * 2.8378770664093453 - E_lndet)
-    logit = -(E_ln_pi.exp() * H)
-    return torch.cat([logit.flatten(), m.flatten()])
+    return -(E_ln_pi.exp() * H), m
 
 
-def over_parents(ln_p: Tensor) -> Tensor:
+def over_parents(ln_p: Tensor, side: int, stride: int) -> Tensor:
     """Softmax over all parents of a child for n B C 1 1 F F K K, by folding the fields back onto the map."""
     top = ln_p.detach().amax()
     p = (ln_p - top).exp()
-    n, B = p.shape[:2]
-    columns = p.sum(2).reshape(n, B, FIELDS * FIELDS, KERNEL * KERNEL).transpose(2, 3).flatten(1, 2)
-    total = torch.nn.functional.fold(columns, SIDE, KERNEL, stride=STRIDE)
-    total = total.unfold(2, KERNEL, STRIDE).unfold(3, KERNEL, STRIDE)
+    n, B, *_, fields, _, _, kernel = p.shape
+    columns = p.sum(2).reshape(n, B, fields * fields, kernel * kernel).transpose(2, 3).flatten(1, 2)
+    total = torch.nn.functional.fold(columns, side, kernel, stride=stride)
+    total = total.unfold(2, kernel, stride).unfold(3, kernel, stride)
     return p / total[:, :, None, None, None]
 
 

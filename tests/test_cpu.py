@@ -18,7 +18,7 @@ from vbcaps import CapsNet, ClassCaps, ConvCaps, Prior
 from vbcaps.losses import nll_loss
 from vbcaps.routing import EMRouting, VBRouting, build_cpu, em_fused, launch_cpu, passes, vb_fused
 from vbcaps.routing.fields import conv_fields, places
-from vbcaps.routing.route import route
+from vbcaps.routing.route import check_backend, route
 
 F32, F64 = torch.float32, torch.float64
 EPS = torch.finfo(F32).eps
@@ -160,7 +160,7 @@ def layers(draw):
 
 @needs_kernels
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=12, deadline=None, derandomize=True, database=None)
+@settings(max_examples=30, deadline=None, derandomize=True, database=None)
 @given(drawn=layers(), iters=st.integers(1, 4))
 def test_outputs_and_gradients_are_within_the_error_budget(kind, drawn, iters):
     layer, parents = drawn
@@ -209,7 +209,7 @@ def test_layers_are_within_the_error_budget(layer, shape, routing):
 
 @needs_kernels
 @pytest.mark.parametrize(
-    "machine", [("-mavx2", "-mfma"), ("-msse4.2",), ("-march=native", "-fopenmp", "-O1")], ids=["avx2", "sse", "O1"]
+    "machine", [("-mavx2", "-mfma"), ("-msse4.2",), ("-march=native", "-O1")], ids=["avx2", "sse", "O1"]
 )
 def test_other_machines_and_optimisations_are_within_the_error_budget(machine, monkeypatch, tmp_path):
     """Vectors of two lanes and of one; and one more opinion of the same compiler."""
@@ -289,7 +289,6 @@ def test_an_image_that_is_not_finite_spoils_no_other(kind, value):
 @needs_kernels
 @pytest.mark.parametrize("x", [torch.linspace(-87, 0, 100001), torch.logspace(-37, 37, 100001)], ids=["exp", "log"])
 def test_exponentials_and_logarithms_are_within_two_units_of_the_last_place(x):
-    """Seen through EM: its variances are the votes' own, and its scores their exponentials."""
     y = torch.empty_like(x)
     getattr(build_cpu.library(), "exp_of" if x[0] < 0 else "log_of")(
         *(map(launch_cpu.ctypes.c_void_p, (x.data_ptr(), y.data_ptr()))), launch_cpu.ctypes.c_int64(len(x))
@@ -341,20 +340,28 @@ def test_auto_takes_the_kernels_compiled_or_not(routing, monkeypatch):
 @needs_kernels
 @pytest.mark.parametrize("routing", ["vb", "em"])
 def test_a_training_of_20_steps_follows_the_reference(routing):
-    """Losses differ by less than 1e-3 (measured: 2e-5); two runs by the kernels have the same bits."""
+    """So small a network amplifies rounding fast, in the reference too.
+
+    The stated drift: up to each step, at most four times what it is between references whose first weights differ in
+    the last bit. And two trainings by the kernels have the same losses to the bit.
+    """
     random = torch.Generator().manual_seed(3)
     x, label = torch.randn(24, 2, 20, 20, generator=random), torch.arange(24) % 3
     for k in range(3):
         x[label == k, :, 6 * k : 6 * k + 6] += 1
 
-    def train(backend):
+    def train(backend, nudge=None):
         torch.manual_seed(5)
-        net = CapsNet((8, 4, 4, 4), 2, 3, 20, routing, backend=backend)
-        optimiser = torch.optim.Adam(net.parameters(), 3e-3)
+        net = CapsNet((8, 4, 4, 4), 2, 3, 20, routing, logit_scale=True, backend=backend)
+        if nudge is not None:
+            torch.manual_seed(nudge)
+            with torch.no_grad():
+                for p in net.parameters():
+                    p.mul_(1 + EPS * torch.randint(-1, 2, p.shape))
+        optimiser = torch.optim.Adam(net.parameters(), 3e-3, eps=1e-3)
         losses = []
-        for step in range(20):
-            batch = slice(8 * (step % 3), 8 * (step % 3) + 8)
-            loss = nll_loss(net(x[batch]).logits, label[batch])
+        for _ in range(20):
+            loss = nll_loss(net(x).logits, label)
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
@@ -362,8 +369,10 @@ def test_a_training_of_20_steps_follows_the_reference(routing):
         return torch.stack(losses)
 
     kernel, reference = train("cpu"), train("reference")
-    assert kernel[-3:].mean() < kernel[:3].mean() - 0.1
-    assert (kernel - reference).abs().max() < 1e-3
+    drift = torch.stack([(train("reference", nudge) - reference).abs() for nudge in range(4)]).amax(0).cummax(0).values
+    assert reference[-1] < reference[0] - 0.1
+    assert ((kernel - reference).abs() <= 4 * drift + 1e-5).all()
+    assert (kernel - reference)[:3].abs().max() < 1e-4
     assert torch.equal(train("cpu"), kernel)
 
 
@@ -482,9 +491,9 @@ def test_the_wrong_device_is_an_error(monkeypatch):
     layer, a, pose = ConvCaps(2, 3, 2, backend="triton"), torch.rand(2, 3, 3, 2), torch.randn(2, 3, 3, 2, 4, 4)
     with pytest.raises(ValueError, match="backend='triton' needs a CUDA device, got cpu"):
         layer(a, pose)
-    layer.backend = "cpu"
     with pytest.raises(ValueError, match="backend='cpu' needs tensors on the CPU, got meta"):
-        layer.to("meta")(a.to("meta"), pose.to("meta"))
+        check_backend("cpu", layer.routing, a.to("meta"))
+    layer.backend = "cpu"
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with pytest.raises(ValueError, match="TRITON_INTERPRET"):
-        layer.to_empty(device="cpu")(a, pose)
+        layer(a, pose)

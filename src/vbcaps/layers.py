@@ -71,10 +71,10 @@ class PrimaryCaps(nn.Module):
         x = self.conv(x)  # n (c p p) + c h w
         n, _, h, w = x.shape
         pose, logit = x.split([c * p * p, c], dim=1)
-        logit = self.norm_a(logit.flatten(2)).view(n, c, h, w).permute(0, 2, 3, 1)
+        logit = self.norm_a(logit.flatten(2)).reshape(n, c, h, w).permute(0, 2, 3, 1)
         if self.norm_pose is not None:
             pose = self.norm_pose(pose.reshape(n, c, -1))
-        return Capsules(logit, logit.sigmoid(), pose.view(n, c, p, p, h, w).permute(0, 4, 5, 1, 2, 3))
+        return Capsules(logit, logit.sigmoid(), pose.reshape(n, c, p, p, h, w).permute(0, 4, 5, 1, 2, 3))
 
 
 class ConvCaps(nn.Module):
@@ -161,16 +161,22 @@ class ConvCaps(nn.Module):
             return self.route(a, pose, fields, None, (rows, cols))
 
     def route(self, a: Tensor, pose: Tensor, fields: Fields, place: Tensor | None, size: tuple[int, int]) -> Capsules:
-        n, p = len(a), self.pose
+        n, p = a.shape[0], self.pose
         W = self.weight.flatten(0, 2)
         logit, q = route(self.routing, a.reshape(n, -1), pose.reshape(n, -1, p, p), W, fields, place, self.backend)
-        # Images last: how the fused kernels leave them, and for BatchNorm the same as first.
-        logit = self.norm_a(logit.permute(1, 2, 0)).permute(2, 0, 1).unflatten(1, size)
+        logit = self.norm(self.norm_a, logit[..., None])[..., 0].unflatten(1, size)
         m = q.m.unflatten(-1, (p, p))  # n l j p r
-        if self.norm_pose is not None:
-            m = m.permute(1, 2, 3, 0, 4)  # l j p n r
-            m = self.norm_pose(m.reshape(*m.shape[:2], -1)).view(m.shape).permute(3, 0, 1, 2, 4)
+        m = m if self.norm_pose is None else self.norm(self.norm_pose, m)
         return Capsules(logit, logit.sigmoid(), m.unflatten(1, size), q)
+
+    def norm(self, batch_norm: BatchNorm, x: Tensor) -> Tensor:  # n l j ...
+        """BatchNorm for each type j; on a GPU with images last, as the fused kernels leave them and want them next."""
+        if not x.is_cuda:
+            return batch_norm(x.flatten(0, 1).flatten(2)).reshape(x.shape)
+        order = (1, 2, 0, 3) if x.ndim == 4 else (1, 2, 3, 0, 4)  # l j n 1, or l j p n r
+        back = (2, 0, 1, 3) if x.ndim == 4 else (3, 0, 1, 2, 4)
+        x = x.permute(order)
+        return batch_norm(x.flatten(2)).reshape(x.shape).permute(back)
 
     def extra_repr(self) -> str:
         return (

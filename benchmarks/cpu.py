@@ -1,0 +1,155 @@
+"""How fast is the whole network on a CPU? The C++ kernels against the released code's arrangement and the reference.
+
+python benchmarks/cpu.py [--batch 32] [--repeats 10] [--csv benchmarks/cpu.csv]
+
+`nine axes` is the arrangement of the authors' released code (layouts.py) in all three capsule layers of
+{64,16,16,16,5} at 32x32x2, everything around it the same. Each way runs in a process of its own: forward and backward
+of a batch, then inference of one image; medians, and the most memory the process ever held. That all give the same logits
+is checked first. Rows with an older commit in the CSV are kept.
+"""
+
+import argparse
+import csv
+import json
+import math
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from layouts import route_by_nine_axes
+from torch import Tensor, nn
+
+import vbcaps.layers
+from vbcaps import CapsNet
+from vbcaps.layers import Capsules
+from vbcaps.routing import Posterior
+from vbcaps.routing.build_cpu import find_compiler, why_no_library
+from vbcaps.routing.fields import Fields
+
+WAYS = ("nine axes", "reference", "cpu")
+HEADER = ("what", "batch", *(name.replace(" ", "_") for name in WAYS), "nine_axes/cpu", "reference/cpu")
+HERE = ("threads", "commit", "cpu", "torch", "compiler", "load_before", "load_after", "date")
+
+
+def route_as_released(
+    routing: Any, a: Tensor, pose: Tensor, W: Tensor, fields: Fields, place: Tensor | None, backend: str
+) -> tuple[Tensor, Posterior]:
+    """`routing.route.route` of square maps with the paper's prior, by nine broadcast axes."""
+    n, types, J = len(a), fields.types, W.shape[1]
+    side = math.isqrt(a.shape[1] // types)
+    count, kernel = math.isqrt(len(fields.child)), math.isqrt(fields.child.shape[1] // types)
+    stride = (side - kernel) // (count - 1) if count > 1 else 1
+    W = W.repeat(kernel * kernel * types // len(W), 1, 1, 1).view(kernel, kernel, types, J, 4, 4)
+    where: Tensor | float = 0.0
+    if place is not None:
+        where = place.new_zeros(16, 1, 1, 1, kernel, kernel)
+        where[3, 0, 0, 0], where[7, 0, 0, 0] = place.view(kernel, kernel, types, 2)[:, :, 0].unbind(-1)
+    a, pose = a.view(n, side, side, types), pose.view(n, side, side, types, 4, 4)
+    logit, m = route_by_nine_axes(a, pose, W, routing.iters, stride, where)
+    logit, m = logit.reshape(n, J, -1).transpose(1, 2), m.reshape(n, J, 16, -1).permute(0, 3, 1, 2)
+    none = m.new_empty(0)
+    return logit + routing.beta_a - routing.beta_u, Posterior(none, m, none, none, none, none)
+
+
+def make(way: str) -> nn.Module:
+    torch.manual_seed(0)
+    if way == "nine axes":
+        vbcaps.layers.route = route_as_released  # type: ignore[assignment]
+    return CapsNet((64, 16, 16, 16), 2, 5, 32, backend="reference" if way == "nine axes" else way)
+
+
+def milliseconds(run: Any, repeats: int) -> float:
+    times = []
+    for _ in range(repeats + 1):  # the first is a warm-up
+        start = time.perf_counter()
+        run()
+        times.append(1e3 * (time.perf_counter() - start))
+    return statistics.median(times[1:])
+
+
+def loss(out: Capsules) -> Tensor:
+    return out.logits.square().sum() + out.poses.square().sum()
+
+
+def measure(way: str, batch: int, repeats: int) -> dict[str, Any]:
+    """What one process prints."""
+    net = make(way)
+    x = torch.randn(batch, 2, 32, 32, generator=torch.Generator().manual_seed(1))
+    both = milliseconds(lambda: loss(net(x)).backward(), repeats)
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e9 if sys.platform == "darwin" else 1e6)
+    with torch.inference_mode():
+        logits = net(x[:8]).logits
+        net.eval()
+        one = milliseconds(lambda: net(x[:1]), 5 * repeats)
+    return dict(both=both, memory=memory, one=one, logits=logits.tolist())
+
+
+def of_a_process(way: str, batch: int, repeats: int) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--way", way, "--batch", str(batch), "--repeats", str(repeats)]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1])
+
+
+def processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+        wide = [flag for flag in ("avx512f", "avx2") if any(flag in line.split() for line in lines)]
+        return " ".join([name, *wide[:1]])
+    except (OSError, StopIteration):
+        return platform.machine()
+
+
+def here(before: float, after: float) -> tuple[Any, ...]:
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip()
+    compiler = find_compiler() or ["none"]
+    version = subprocess.run([*compiler, "-dumpfullversion"], capture_output=True, text=True).stdout.strip()
+    about = (torch.get_num_threads(), commit or "unknown", processor(), torch.__version__, f"{compiler[0]} {version}")
+    return (*about, f"{before:.1f}", f"{after:.1f}", time.strftime("%Y-%m-%d"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--repeats", type=int, default=10, help="of ours; the others run a fifth of them")
+    parser.add_argument("--way", choices=WAYS, help="measure only this one, in this process")
+    parser.add_argument("--csv", help="append to this file")
+    arguments = parser.parse_args()
+    if arguments.way:
+        print(json.dumps(measure(arguments.way, arguments.batch, arguments.repeats)))
+        return
+    if why := why_no_library():
+        sys.exit(f"cpu.py measures the C++ kernels, and there are none: {why}")
+
+    before = os.getloadavg()[0]
+    few = max(1, arguments.repeats // 5)
+    found = {way: of_a_process(way, arguments.batch, arguments.repeats if way == "cpu" else few) for way in WAYS}
+    logits = [torch.tensor(found[way].pop("logits")) for way in WAYS]
+    for other in logits[:-1]:
+        torch.testing.assert_close(logits[-1], other, rtol=0, atol=1e-2)  # after three BatchNorms
+    table = []
+    names = dict(both="forward and backward, ms", memory="peak memory, GB", one="one image, ms")
+    for key, name in names.items():
+        values = [found[way][key] for way in WAYS]
+        ratios = [f"{value / values[-1]:.1f}" for value in values[:-1]]
+        table.append((name, 1 if key == "one" else arguments.batch, *(f"{value:.2f}" for value in values), *ratios))
+    for row in (HEADER, *table):
+        print("  ".join(f"{cell!s:>24s}" for cell in row))
+    about = here(before, os.getloadavg()[0])
+    print(", ".join(f"{name} {value}" for name, value in zip(HERE, about, strict=True)))
+    if arguments.csv:
+        new = not os.path.exists(arguments.csv)
+        with open(arguments.csv, "a", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerows([(*HEADER, *HERE)] if new else [])
+            writer.writerows((*row, *about) for row in table)
+
+
+if __name__ == "__main__":
+    main()
