@@ -372,7 +372,7 @@ def test_a_training_of_20_steps_follows_the_reference(routing):
     drift = torch.stack([(train("reference", nudge) - reference).abs() for nudge in range(4)]).amax(0).cummax(0).values
     assert reference[-1] < reference[0] - 0.1
     assert ((kernel - reference).abs() <= 4 * drift + 1e-5).all()
-    assert (kernel - reference)[:3].abs().max() < 1e-4
+    assert (kernel - reference)[0].abs() < 1e-5
     assert torch.equal(train("cpu"), kernel)
 
 

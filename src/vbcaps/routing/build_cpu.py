@@ -17,11 +17,11 @@ import threading
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SOURCES = ("passes_cpu.cpp", "vb_cpu.cpp", "em_cpu.cpp", "threads_cpu.cpp")
+SOURCES = ("passes_cpu.cpp", "vb_cpu.cpp", "em_cpu.cpp")
 HEADERS = ("lanes_cpu.h",)
 # No -ffast-math: infinities and NaNs mean something here. Without errno and traps, loops become vectors all the same.
-FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", "-pthread", "-shared", "-fPIC")
-MACHINES = (("-march=native",), ("-mcpu=native",), ())  # the first that the compiler takes
+FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", "-shared", "-fPIC")
+MACHINES = (("-march=native", "-fopenmp"), ("-march=native",), ())  # the first that the compiler takes
 
 _lock = threading.Lock()
 

@@ -51,7 +51,8 @@ void em_parent(const float* rj, const float* S, const float* beta_a, const float
                float* logit, float* var, double inverse_temperature, double min_var, Long L, Long J, Long N,
                Long threads) {
   const Lanes s(J, N, false);
-  in_parallel(threads_for(threads, L * J * s.blocks * 16), L, [&](Long l) {
+#pragma omp parallel for schedule(static) num_threads(threads_for(threads, L * J * s.blocks * 16))
+  for (Long l = 0; l < L; l++)
     for (Long j = 0; j < J; j++)
       for (Long b = 0; b < s.blocks; b++) {
         const Mixture q(rj, S, beta_a, beta_u, s, l, j, b, inverse_temperature, min_var);
@@ -65,7 +66,6 @@ void em_parent(const float* rj, const float* S, const float* beta_a, const float
             K_j[at] = (float)(log_sigmoid(q.logit[n]) - 0.5 * (q.ln_var[n] + 16 * LN2PI));
         }
       }
-  });
 }
 
 // Gradients of logit, m and var (where dlogit is given; dm, dvar may be null) or of the scores to those of the moments,
@@ -77,7 +77,8 @@ void em_grad_parent(const float* rj, const float* S, const float* m, const float
   const Lanes s(J, N, false);
   const Long cell = (4 * T - 1) * 4 * WIDTH;
   if (dlogit) expect_large(terms, L * J * s.blocks * cell);
-  in_parallel(threads_for(threads, L * J * s.blocks * 16), L, [&](Long l) {
+#pragma omp parallel for schedule(static) num_threads(threads_for(threads, L * J * s.blocks * 16))
+  for (Long l = 0; l < L; l++)
     for (Long j = 0; j < J; j++)
       for (Long b = 0; b < s.blocks; b++) {
         const Mixture q(rj, S, beta_a, beta_u, s, l, j, b, inverse_temperature, min_var);
@@ -138,7 +139,6 @@ void em_grad_parent(const float* rj, const float* S, const float* m, const float
           glogit[first + n] = (float)of_logit[n];
         }
       }
-  });
 }
 
 }  // extern "C"

@@ -306,15 +306,5 @@ inline void expect_large(float* x, Long floats) {
 #endif
 }
 
-// --- threads ---------------------------------------------------------------------------------------------------------
-
 // How many threads are worth waking for so many vectors of work.
-inline Long threads_for(Long threads, Long work) { return most(1, least(threads, work / 8192)); }
-
-// body(context, task) for every task, in any order, by so many threads at most (threads_cpu.cpp).
-void in_parallel(Long threads, Long tasks, void (*body)(const void*, Long), const void* context);
-
-template <class Body>
-void in_parallel(Long threads, Long tasks, const Body& body) {
-  in_parallel(threads, tasks, [](const void* context, Long task) { (*static_cast<const Body*>(context))(task); }, &body);
-}
+inline int threads_for(Long threads, Long work) { return (int)most(1, least(threads, work / 8192)); }

@@ -102,28 +102,33 @@ struct Task {
 
 template <class Body>
 void over_fields(const Votes& v, const Lanes& s, Long room, const Body& body) {
-  const Long groups = parts(s.blocks, GROUP), tiles = parts(s.units, UNITS), depth = least(GROUP, s.blocks);
-  const Long threads = threads_for(v.threads, v.L * v.I * s.units * s.blocks);
+  const Long groups = parts(s.blocks, GROUP), tiles = parts(s.units, UNITS);
+  const int threads = threads_for(v.threads, v.L * v.I * s.units * s.blocks);
   const Long shares = threads == 1 ? 1 : most(1, least(tiles, parts(4 * threads, v.L * groups)));
-  const Long per = parts(tiles, shares) * UNITS, chunks = parts(s.units, per);
-  in_parallel(threads, v.L * groups * chunks, [&](Long task) {
-    Task t;
-    t.l = task / (groups * chunks);
-    t.b0 = task / chunks % groups * GROUP;
-    t.b1 = least(t.b0 + GROUP, s.blocks);
-    t.u0 = task % chunks * per;
-    t.u1 = least(t.u0 + per, s.units);
+  const Long per = parts(tiles, shares) * UNITS, chunks = parts(s.units, per), tasks = v.L * groups * chunks;
+  const Long depth = least(GROUP, s.blocks);
+#pragma omp parallel num_threads(threads)
+  {
     scratch.reserve((size_t)(v.I * depth * (4 * WIDTH + K) + room), 3);
+    Task t;
     t.P = scratch.take(v.I * depth * 4 * WIDTH);
     t.a = scratch.take(v.I * depth * K);
     t.room = scratch.take(room);
-    for (Long i = 0; i < v.I; i++)
-      for (Long b = t.b0; b < t.b1; b++) {
-        const Long at = (b - t.b0) * v.I + i;
-        gather(v, s, v.child[t.l * v.I + i], b, t.P + at * 4 * WIDTH, t.a + at * K);
-      }
-    body(t);
-  });
+#pragma omp for schedule(dynamic)
+    for (Long task = 0; task < tasks; task++) {
+      t.l = task / (groups * chunks);
+      t.b0 = task / chunks % groups * GROUP;
+      t.b1 = least(t.b0 + GROUP, s.blocks);
+      t.u0 = task % chunks * per;
+      t.u1 = least(t.u0 + per, s.units);
+      for (Long i = 0; i < v.I; i++)
+        for (Long b = t.b0; b < t.b1; b++) {
+          const Long at = (b - t.b0) * v.I + i;
+          gather(v, s, v.child[t.l * v.I + i], b, t.P + at * 4 * WIDTH, t.a + at * K);
+        }
+      body(t);
+    }
+  }
 }
 
 // All units and blocks of a task: pass.run<U>(t, u, b) works on U units.
@@ -320,77 +325,78 @@ using Scores = OfVotes<TYPES, true>;
 template <bool TYPES>
 using GradResponsibilities = OfVotes<TYPES, false>;
 
-// body(c) for every child.
-template <class Body>
-void over_children(const Votes& v, const Body& body) {
-  const Long each = 32;
-  in_parallel(threads_for(v.threads, v.L * v.I * v.J * v.N / WIDTH), parts(v.C, each), [&](Long task) {
-    for (Long c = task * each; c < least((task + 1) * each, v.C); c++) body(c);
-  });
-}
-
 // z of all parents of a child to r = softmax(z), where they stand.
 void normalise(const Votes& v, float* z) {
-  const Long N = v.N, J = v.J, size = J * N;
-  over_children(v, [&](Long c) {
+  const Long size = v.J * v.N;
+  const int threads = threads_for(v.threads, v.L * v.I * size / WIDTH);
+#pragma omp parallel num_threads(threads)
+  {
     scratch.reserve((size_t)(2 * size), 2);
     float *const tops = scratch.take(size), *const sums = scratch.take(size);
-    const int32_t* const slots = v.parents + c * v.S;
-    const Long seen = v.seen[c];
-    for (Long n = 0; n < size; n++) tops[n] = -INFINITY, sums[n] = 0.0f;
-    for (Long k = 0; k < seen; k++) {
-      const float* const x = z + slots[k] * size;
-      for (Long n = 0; n < size; n++) tops[n] = x[n] > tops[n] ? x[n] : tops[n];
-    }
-    for (Long n = 0; n < N; n++) {
-      float top = tops[n];
-      for (Long j = 1; j < J; j++) top = tops[j * N + n] > top ? tops[j * N + n] : top;
-      for (Long j = 0; j < J; j++) tops[j * N + n] = top;
-    }
-    for (Long k = 0; k < seen; k++) {
-      float* const x = z + slots[k] * size;
+#pragma omp for schedule(dynamic, 16)
+    for (Long c = 0; c < v.C; c++) {
+      const int32_t* const slots = v.parents + c * v.S;
+      const Long seen = v.seen[c];
+      for (Long n = 0; n < size; n++) tops[n] = -INFINITY, sums[n] = 0.0f;
+      for (Long k = 0; k < seen; k++) {
+        const float* const x = z + slots[k] * size;
+        for (Long n = 0; n < size; n++) tops[n] = x[n] > tops[n] ? x[n] : tops[n];
+      }
+      for (Long n = 0; n < v.N; n++) {
+        float top = tops[n];
+        for (Long j = 1; j < v.J; j++) top = tops[j * v.N + n] > top ? tops[j * v.N + n] : top;
+        for (Long j = 0; j < v.J; j++) tops[j * v.N + n] = top;
+      }
+      for (Long k = 0; k < seen; k++) {
+        float* const x = z + slots[k] * size;
 #pragma omp simd
-      for (Long n = 0; n < size; n++) {
-        x[n] = exp_(x[n] - tops[n]);
-        sums[n] += x[n];
+        for (Long n = 0; n < size; n++) {
+          x[n] = exp_(x[n] - tops[n]);
+          sums[n] += x[n];
+        }
+      }
+      for (Long n = 0; n < v.N; n++) {
+        float sum = 0.0f;
+        for (Long j = 0; j < v.J; j++) sum += sums[j * v.N + n];
+        for (Long j = 0; j < v.J; j++) sums[j * v.N + n] = 1.0f / sum;
+      }
+      for (Long k = 0; k < seen; k++) {
+        float* const x = z + slots[k] * size;
+        for (Long n = 0; n < size; n++) x[n] *= sums[n];
       }
     }
-    for (Long n = 0; n < N; n++) {
-      float sum = 0.0f;
-      for (Long j = 0; j < J; j++) sum += sums[j * N + n];
-      for (Long j = 0; j < J; j++) sums[j * N + n] = 1.0f / sum;
-    }
-    for (Long k = 0; k < seen; k++) {
-      float* const x = z + slots[k] * size;
-      for (Long n = 0; n < size; n++) x[n] *= sums[n];
-    }
-  });
+  }
 }
 
 // --- backward --------------------------------------------------------------------------------------------------------
 
 // s_c = sum over the child's parents of r dR: its share of da, and what the softmax takes off. r: null for 1/J.
 void sum_over_parents(const Votes& v, const float* r, const float* dR, float* s, float* da, bool add) {
-  const Long N = v.N, J = v.J, size = J * N;
-  over_children(v, [&](Long c) {
+  const Long size = v.J * v.N;
+  const int threads = threads_for(v.threads, v.L * v.I * size / WIDTH);
+#pragma omp parallel num_threads(threads)
+  {
     scratch.reserve((size_t)size, 1);
     float* const sums = scratch.take(size);
-    for (Long n = 0; n < size; n++) sums[n] = 0.0f;
-    for (Long k = 0; k < v.seen[c]; k++) {
-      const Long at = v.parents[c * v.S + k] * size;
-      if (r)
-        for (Long n = 0; n < size; n++) sums[n] += r[at + n] * dR[at + n];
-      else
-        for (Long n = 0; n < size; n++) sums[n] += dR[at + n];
+#pragma omp for schedule(dynamic, 16)
+    for (Long c = 0; c < v.C; c++) {
+      for (Long n = 0; n < size; n++) sums[n] = 0.0f;
+      for (Long k = 0; k < v.seen[c]; k++) {
+        const Long at = v.parents[c * v.S + k] * size;
+        if (r)
+          for (Long n = 0; n < size; n++) sums[n] += r[at + n] * dR[at + n];
+        else
+          for (Long n = 0; n < size; n++) sums[n] += dR[at + n];
+      }
+      for (Long n = 0; n < v.N; n++) {
+        float sum = 0.0f;
+        for (Long j = 0; j < v.J; j++) sum += sums[j * v.N + n];
+        if (!r) sum /= (float)v.J;
+        s[c * v.N + n] = sum;
+        da[c * v.N + n] = add ? da[c * v.N + n] + sum : sum;
+      }
     }
-    for (Long n = 0; n < N; n++) {
-      float sum = 0.0f;
-      for (Long j = 0; j < J; j++) sum += sums[j * N + n];
-      if (!r) sum /= (float)J;
-      s[c * N + n] = sum;
-      da[c * N + n] = add ? da[c * N + n] + sum : sum;
-    }
-  });
+  }
 }
 
 // dz_ij = r_ij a_i (dR_ij - s_i), written over dR_ij; U_k = sum_i dz_ij x^k, x = V_ij - m_j.
@@ -604,74 +610,72 @@ struct GradVotes {
   void all(float* dpose, float* dW) const {
     const Long groups = parts(s.blocks, GROUP), per_chunk = parts(groups, least(groups, 8));
     const Long chunks = parts(groups, per_chunk), numbers = v.G * v.J * 16;
-    const Long threads = threads_for(v.threads, 4 * v.L * v.I * s.units * s.blocks);
+    const int threads = threads_for(v.threads, 4 * v.L * v.I * s.units * s.blocks);
     const bool apart = v.G % v.types == 0;  // each type has rows of W of its own
     const Long most_shares = least(v.types, most(parts(v.types, 4), parts(4 * threads, chunks)));
     const Long width = apart ? parts(v.types, most_shares) : v.types, shares = parts(v.types, width);
+    const Long most_slots = v.I / v.types * width, most_rows = apart ? v.G / v.types * width : v.G;
+    const Long depth = least(GROUP, s.blocks);
     float* const sums = chunks == 1 ? dW : static_cast<float*>(std::malloc((size_t)(chunks * numbers) * 4));
     if (!sums) std::abort();
-    in_parallel(threads, chunks * shares, [&](Long task) {
-      const Long chunk = task / shares, t0 = task % shares * width, t1 = least(t0 + width, v.types);
-      const Long b0 = chunk * per_chunk * GROUP, b1 = least(b0 + per_chunk * GROUP, s.blocks);
-      some<TYPES>(t0, t1, b0, b1, apart, dpose, sums + chunk * numbers);
-    });
-    if (chunks == 1) return;
-    const Long each = 4096;
-    in_parallel(threads, parts(numbers, each), [&](Long task) {
-      for (Long k = task * each; k < least((task + 1) * each, numbers); k++) {
-        float sum = sums[k];
-        for (Long chunk = 1; chunk < chunks; chunk++) sum += sums[chunk * numbers + k];
-        dW[k] = sum;
-      }
-    });
-    std::free(sums);
-  }
-
-  // Children of types t0 .. t1 in blocks first .. last: their part of dpose, and of the rows of dW that they use.
-  template <bool TYPES>
-  void some(Long t0, Long t1, Long first, Long last, bool apart, float* dpose, float* dW) const {
-    const Long n = v.I / v.types * (t1 - t0), rows = apart ? v.G / v.types * (t1 - t0) : v.G;
-    const Long poses = n * least(GROUP, s.blocks) * 4 * WIDTH, weights_kept = s.units * rows * 4 * WIDTH;
-    const Long copied = (2 * T - 2) * 2 * K;
-    scratch.reserve((size_t)(2 * poses + poses / 16 + 6 * n + weights_kept + copied), 6);
-    float *const P = scratch.take(poses), *const dP = scratch.take(poses), *const a = scratch.take(poses / 16);
-    float *const dW_kept = scratch.take(weights_kept), *const copies = scratch.take(copied);
-    Slot* const slots = reinterpret_cast<Slot*>(scratch.take(6 * n));
-    for (Long i = 0, e = 0; i < v.I; i++)
-      if (i % v.types >= t0 && i % v.types < t1) {
-        slots[e] = {i, i % v.G, apart ? e % rows : i % v.G};
-        e++;
-      }
-    std::memset(dW_kept, 0, (size_t)weights_kept * 4);
-    for (Long c = 0; c < v.C; c++)
-      if (c % v.types >= t0 && c % v.types < t1)
-        for (int p = 0; p < 4; p++) {
-          float* const x = dpose + (c * 4 + p) * 4 * v.N;
-          std::memset(x + WIDTH * first, 0, (size_t)(least(WIDTH * last, 4 * v.N) - WIDTH * first) * 4);
+#pragma omp parallel num_threads(threads)
+    {
+      const Long poses = most_slots * depth * 4 * WIDTH, weights_kept = s.units * most_rows * 4 * WIDTH;
+      const Long copied = (2 * T - 2) * 2 * K;
+      scratch.reserve((size_t)(2 * poses + most_slots * (depth * K + 6) + weights_kept + copied), 6);
+      float *const P = scratch.take(poses), *const dP = scratch.take(poses), *const a = scratch.take(poses / 16);
+      float *const dW_kept = scratch.take(weights_kept), *const copies = scratch.take(copied);
+      Slot* const slots = reinterpret_cast<Slot*>(scratch.take(6 * most_slots));
+#pragma omp for schedule(dynamic)
+      for (Long task = 0; task < chunks * shares; task++) {
+        const Long chunk = task / shares, t0 = task % shares * width, t1 = least(t0 + width, v.types);
+        const Long rows = apart ? v.G / v.types * (t1 - t0) : v.G;
+        Long n = 0;
+        for (Long i = 0; i < v.I; i++)
+          if (i % v.types >= t0 && i % v.types < t1) {
+            slots[n] = {i, i % v.G, apart ? n % rows : i % v.G};
+            n++;
+          }
+        std::memset(dW_kept, 0, (size_t)(s.units * rows * 4 * WIDTH) * 4);
+        const Long end = least((chunk + 1) * per_chunk * GROUP, s.blocks);
+        for (Long b0 = chunk * per_chunk * GROUP; b0 < end; b0 += GROUP) {
+          const Long b1 = least(b0 + GROUP, end), from = WIDTH * b0, to = least(WIDTH * b1, 4 * v.N);
+          for (Long c = 0; c < v.C; c++)
+            if (c % v.types >= t0 && c % v.types < t1)
+              for (int p = 0; p < 4; p++)
+                std::memset(dpose + (c * 4 + p) * 4 * v.N + from, 0, (size_t)(to - from) * 4);
+          for (Long l = 0; l < v.L; l++) {
+            for (Long e = 0; e < n; e++)
+              for (Long b = b0; b < b1; b++) {
+                const Long at = (b - b0) * n + e;
+                gather(v, s, v.child[l * v.I + slots[e].i], b, P + at * 4 * WIDTH, a + at * K);
+              }
+            std::memset(dP, 0, (size_t)((b1 - b0) * n * 4 * WIDTH) * 4);
+            for (Long u = 0; u < s.units; u++)
+              for (Long b = b0; b < b1; b++) {
+                const Long at = (b - b0) * n;
+                over_slots<TYPES>(slots, n, l, u, b, P + at * 4 * WIDTH, a + at * K, dP + at * 4 * WIDTH,
+                                  dW_kept + u * rows * 4 * WIDTH, copies);
+              }
+            for (Long e = 0; e < n; e++)
+              for (Long b = b0; b < b1; b++)
+                add_to_pose(dpose, dP + ((b - b0) * n + e) * 4 * WIDTH, v.child[l * v.I + slots[e].i], b);
+          }
         }
-    for (Long b0 = first; b0 < last; b0 += GROUP) {
-      const Long b1 = least(b0 + GROUP, last);
-      for (Long l = 0; l < v.L; l++) {
         for (Long e = 0; e < n; e++)
-          for (Long b = b0; b < b1; b++) {
-            const Long at = (b - b0) * n + e;
-            gather(v, s, v.child[l * v.I + slots[e].i], b, P + at * 4 * WIDTH, a + at * K);
-          }
-        std::memset(dP, 0, (size_t)((b1 - b0) * n * 4 * WIDTH) * 4);
-        for (Long u = 0; u < s.units; u++)
-          for (Long b = b0; b < b1; b++) {
-            const Long at = (b - b0) * n;
-            over_slots<TYPES>(slots, n, l, u, b, P + at * 4 * WIDTH, a + at * K, dP + at * 4 * WIDTH,
-                              dW_kept + u * rows * 4 * WIDTH, copies);
-          }
-        for (Long e = 0; e < n; e++)
-          for (Long b = b0; b < b1; b++)
-            add_to_pose(dpose, dP + ((b - b0) * n + e) * 4 * WIDTH, v.child[l * v.I + slots[e].i], b);
+          for (Long u = 0; u < s.units; u++)
+            put_weight(sums + chunk * numbers, dW_kept + (u * rows + slots[e].row) * 4 * WIDTH, slots[e].g, u);
+      }
+      if (chunks > 1) {
+#pragma omp for schedule(static)
+        for (Long k = 0; k < numbers; k++) {
+          float sum = sums[k];
+          for (Long chunk = 1; chunk < chunks; chunk++) sum += sums[chunk * numbers + k];
+          dW[k] = sum;
+        }
       }
     }
-    for (Long e = 0; e < n; e++)
-      for (Long u = 0; u < s.units; u++)
-        put_weight(dW, dW_kept + (u * rows + slots[e].row) * 4 * WIDTH, slots[e].g, u);
+    if (chunks > 1) std::free(sums);
   }
 };
 

@@ -114,47 +114,51 @@ void vb_parent(const float* rj, const float* S, const VBPrior* prior, const floa
                float* E_lndet, Long L, Long J, Long N, Long wishart, Long paper, Long threads) {
   const Lanes s(J, N, false);
   const Long size = J * N;
-  in_parallel(threads_for(threads, L * J * s.blocks * 16), L, [&](Long l) {
+#pragma omp parallel num_threads(threads_for(threads, L * J * s.blocks * 16))
+  {
     const Field f(size);
     double *const ln_pi = f.more[0], *const of_nu = f.more[1], *const ln_psi = f.more[2];
-    f.fill(rj + l * size, *prior, J, N);
+#pragma omp for schedule(static)
+    for (Long l = 0; l < L; l++) {
+      f.fill(rj + l * size, *prior, J, N);
 #pragma omp simd
-    for (Long k = 0; k < size; k++) ln_pi[k] = digamma(f.alpha[k]) - digamma(f.sum_alpha[k]);
-    if (wishart)
-      for (Long k = 0; k < size; k++) of_nu[k] = digamma_of_nu(f.nu[k], true);
-    else
+      for (Long k = 0; k < size; k++) ln_pi[k] = digamma(f.alpha[k]) - digamma(f.sum_alpha[k]);
+      if (wishart)
+        for (Long k = 0; k < size; k++) of_nu[k] = digamma_of_nu(f.nu[k], true);
+      else
 #pragma omp simd
-      for (Long k = 0; k < size; k++) of_nu[k] = digamma_of_nu(f.nu[k], false);
-    for (Long j = 0; j < J; j++)
-      for (Long b = 0; b < s.blocks; b++) {
-        const int live = s.live(j, b);
-        const Long k = j * N + K * b, at = s.rows(l, j, b);
-        vec rows[4];
-        load_psi(rows, S + at, *prior, s, j, live);
-        sum_of_logs(ln_psi + k, rows, live);
-        if (!logit) {
-          const vec nu_j = spread_of(f.nu + k, live);
-          for (int p = 0; p < 4; p++) rows[p] *= nu_j;
+        for (Long k = 0; k < size; k++) of_nu[k] = digamma_of_nu(f.nu[k], false);
+      for (Long j = 0; j < J; j++)
+        for (Long b = 0; b < s.blocks; b++) {
+          const int live = s.live(j, b);
+          const Long k = j * N + K * b, at = s.rows(l, j, b);
+          vec rows[4];
+          load_psi(rows, S + at, *prior, s, j, live);
+          sum_of_logs(ln_psi + k, rows, live);
+          if (!logit) {
+            const vec nu_j = spread_of(f.nu + k, live);
+            for (int p = 0; p < 4; p++) rows[p] *= nu_j;
+          }
+          store_rows((logit ? psi : lam) + at, rows, s, live);
         }
-        store_rows((logit ? psi : lam) + at, rows, s, live);
+      for (Long k = 0; k < size; k++) {
+        const Long at = l * size + k, j = k / N;
+        const double lndet = ln_psi[k] + of_nu[k] + 16 * LN2;
+        if (!logit) {
+          K_j[at] = (float)(ln_pi[k] + 0.5 * lndet - 8 / f.kappa[k]);
+          continue;
+        }
+        const double H = 0.5 * (16 * LN2PIE - lndet);
+        logit[at] = (float)(paper ? beta_a[j] - (beta_u[j] + ln_pi[k] + lndet) * f.r[k]
+                                  : beta_a[j] - (std::exp(ln_pi[k]) * H + beta_u[j]));
+        alpha[at] = (float)f.alpha[k];
+        kappa[at] = (float)f.kappa[k];
+        nu[at] = (float)f.nu[k];
+        E_ln_pi[at] = (float)ln_pi[k];
+        E_lndet[at] = (float)lndet;
       }
-    for (Long k = 0; k < size; k++) {
-      const Long at = l * size + k, j = k / N;
-      const double lndet = ln_psi[k] + of_nu[k] + 16 * LN2;
-      if (!logit) {
-        K_j[at] = (float)(ln_pi[k] + 0.5 * lndet - 8 / f.kappa[k]);
-        continue;
-      }
-      const double H = 0.5 * (16 * LN2PIE - lndet);
-      logit[at] = (float)(paper ? beta_a[j] - (beta_u[j] + ln_pi[k] + lndet) * f.r[k]
-                                : beta_a[j] - (std::exp(ln_pi[k]) * H + beta_u[j]));
-      alpha[at] = (float)f.alpha[k];
-      kappa[at] = (float)f.kappa[k];
-      nu[at] = (float)f.nu[k];
-      E_ln_pi[at] = (float)ln_pi[k];
-      E_lndet[at] = (float)lndet;
     }
-  });
+  }
 }
 
 // Gradients of logit and posterior (where dlogit is given) or of the scores to those of the moments, gb = dm / kappa,
@@ -169,97 +173,101 @@ void vb_grad_parent(const float* rj, const float* S, const float* m, const float
   const Lanes s(J, N, false);
   const Long size = J * N, cell = (4 * T - 1) * 4 * WIDTH;
   if (dlogit) expect_large(terms, L * J * s.blocks * cell);
-  in_parallel(threads_for(threads, L * J * s.blocks * 16), L, [&](Long l) {
+#pragma omp parallel num_threads(threads_for(threads, L * J * s.blocks * 16))
+  {
     const Field f(size);
     double *const dE_ln_pi = f.more[0], *const dE_lndet = f.more[1], *const of_nu = f.more[2], *const sums = f.more[3];
-    const Long first = l * size;
-    f.fill(rj + first, *prior, J, N);
-    for (Long k = 0; k < size; k++) {
-      const Long at = first + k;
-      of_nu[k] = 0;
-      if (!dlogit) {
-        dE_ln_pi[k] = U0[at];
-        dE_lndet[k] = 0.5 * U0[at];
-      } else if (paper) {
-        dE_ln_pi[k] = dE_lndet[k] = -f.r[k] * dlogit[at];
-      } else {
-        const double pi = std::exp((double)E_ln_pi[at]);
-        dE_ln_pi[k] = -pi * 0.5 * (16 * LN2PIE - E_lndet[at]) * dlogit[at];
-        dE_lndet[k] = 0.5 * pi * dlogit[at];
-      }
-    }
-    Field::sum_over_types(sums, dE_ln_pi, J, N);
-    for (Long j = 0; j < J; j++)
-      for (Long b = 0; b < s.blocks; b++) {
-        const int live = s.live(j, b);
-        const Long k = j * N + K * b, at = s.rows(l, j, b);
-        vec psi[4], b_j[4] = {}, S_j[4], E[4], C[4];
-        load_psi(psi, S + at, *prior, s, j, live);
-        const vec dlndet = spread_of(dE_lndet + k, live), kappa = spread_of(f.kappa + k, live);
-        if (dlogit) {
-          vec d[4] = {};
-          if (dpsi) load_rows(d, dpsi + at, s, live);
-          for (int p = 0; p < 4; p++) S_j[p] = -psi[p] * (dlndet + psi[p] * d[p]);
-          if (dm) {
-            load_rows(d, dm + at, s, live);
-            for (int p = 0; p < 4; p++) b_j[p] = d[p] / kappa;
-          }
-          for (int p = 0; p < 4; p++) E[p] = b_j[p];
-          vec m_j[4];
-          load_rows(m_j, m + at, s, live);
-          store_terms(terms, cell, 4 * T - 2, m_j, s, l, j, b);
+#pragma omp for schedule(static)
+    for (Long l = 0; l < L; l++) {
+      const Long first = l * size;
+      f.fill(rj + first, *prior, J, N);
+      for (Long k = 0; k < size; k++) {
+        const Long at = first + k;
+        of_nu[k] = 0;
+        if (!dlogit) {
+          dE_ln_pi[k] = U0[at];
+          dE_lndet[k] = 0.5 * U0[at];
+        } else if (paper) {
+          dE_ln_pi[k] = dE_lndet[k] = -f.r[k] * dlogit[at];
         } else {
-          vec first_U[4], second_U[4], m_j[4], last_m_j[4], score_E[4], score_C[4], sum = {};
-          load_rows(first_U, U1 + at, s, live);
-          load_rows(second_U, U2 + at, s, live);
-          load_rows(m_j, m + at, s, live);
-          load_rows(last_m_j, last_m + at, s, live);
-          const vec nu = spread_of(f.nu + k, live);
-          for (int p = 0; p < 4; p++) {
-            const vec lam = nu * psi[p], shift = last_m_j[p] - m_j[p];
-            b_j[p] = lam * first_U[p] / kappa;
-            S_j[p] = psi[p] * (0.5f * lam * second_U[p] - dlndet);
-            sum += psi[p] * second_U[p];
-            score_E[p] = -lam * shift;
-            score_C[p] = -lam;
-            E[p] = b_j[p] + 2.0f * S_j[p] * shift;
-          }
-          float of_lanes[K];
-          store_firsts(of_lanes, sum_of_lanes(sum));
-          for (int n = 0; n < live; n++) of_nu[k + n] = -0.5 * of_lanes[n];
-          store_terms(terms, cell, 2 * (T + t), score_E, s, l, j, b);
-          store_terms(terms, cell, 2 * (T + t) + 1, score_C, s, l, j, b);
+          const double pi = std::exp((double)E_ln_pi[at]);
+          dE_ln_pi[k] = -pi * 0.5 * (16 * LN2PIE - E_lndet[at]) * dlogit[at];
+          dE_lndet[k] = 0.5 * pi * dlogit[at];
         }
-        for (int p = 0; p < 4; p++) C[p] = 2.0f * S_j[p];
-        store_rows(gb + at, b_j, s, live);
-        store_rows(gS + at, S_j, s, live);
-        store_terms(terms, cell, 2 * t, E, s, l, j, b);
-        store_terms(terms, cell, 2 * t + 1, C, s, l, j, b);
       }
-    if (wishart)
-      for (Long k = 0; k < size; k++) of_nu[k] += trigamma_of_nu(f.nu[k], true) * dE_lndet[k];
-    else
+      Field::sum_over_types(sums, dE_ln_pi, J, N);
+      for (Long j = 0; j < J; j++)
+        for (Long b = 0; b < s.blocks; b++) {
+          const int live = s.live(j, b);
+          const Long k = j * N + K * b, at = s.rows(l, j, b);
+          vec psi[4], b_j[4] = {}, S_j[4], E[4], C[4];
+          load_psi(psi, S + at, *prior, s, j, live);
+          const vec dlndet = spread_of(dE_lndet + k, live), kappa = spread_of(f.kappa + k, live);
+          if (dlogit) {
+            vec d[4] = {};
+            if (dpsi) load_rows(d, dpsi + at, s, live);
+            for (int p = 0; p < 4; p++) S_j[p] = -psi[p] * (dlndet + psi[p] * d[p]);
+            if (dm) {
+              load_rows(d, dm + at, s, live);
+              for (int p = 0; p < 4; p++) b_j[p] = d[p] / kappa;
+            }
+            for (int p = 0; p < 4; p++) E[p] = b_j[p];
+            vec m_j[4];
+            load_rows(m_j, m + at, s, live);
+            store_terms(terms, cell, 4 * T - 2, m_j, s, l, j, b);
+          } else {
+            vec first_U[4], second_U[4], m_j[4], last_m_j[4], score_E[4], score_C[4], sum = {};
+            load_rows(first_U, U1 + at, s, live);
+            load_rows(second_U, U2 + at, s, live);
+            load_rows(m_j, m + at, s, live);
+            load_rows(last_m_j, last_m + at, s, live);
+            const vec nu = spread_of(f.nu + k, live);
+            for (int p = 0; p < 4; p++) {
+              const vec lam = nu * psi[p], shift = last_m_j[p] - m_j[p];
+              b_j[p] = lam * first_U[p] / kappa;
+              S_j[p] = psi[p] * (0.5f * lam * second_U[p] - dlndet);
+              sum += psi[p] * second_U[p];
+              score_E[p] = -lam * shift;
+              score_C[p] = -lam;
+              E[p] = b_j[p] + 2.0f * S_j[p] * shift;
+            }
+            float of_lanes[K];
+            store_firsts(of_lanes, sum_of_lanes(sum));
+            for (int n = 0; n < live; n++) of_nu[k + n] = -0.5 * of_lanes[n];
+            store_terms(terms, cell, 2 * (T + t), score_E, s, l, j, b);
+            store_terms(terms, cell, 2 * (T + t) + 1, score_C, s, l, j, b);
+          }
+          for (int p = 0; p < 4; p++) C[p] = 2.0f * S_j[p];
+          store_rows(gb + at, b_j, s, live);
+          store_rows(gS + at, S_j, s, live);
+          store_terms(terms, cell, 2 * t, E, s, l, j, b);
+          store_terms(terms, cell, 2 * t + 1, C, s, l, j, b);
+        }
+      if (wishart)
+        for (Long k = 0; k < size; k++) of_nu[k] += trigamma_of_nu(f.nu[k], true) * dE_lndet[k];
+      else
 #pragma omp simd
-      for (Long k = 0; k < size; k++) of_nu[k] += trigamma_of_nu(f.nu[k], false) * dE_lndet[k];
-    double* const of_alpha = sums;
+        for (Long k = 0; k < size; k++) of_nu[k] += trigamma_of_nu(f.nu[k], false) * dE_lndet[k];
+      double* const of_alpha = sums;
 #pragma omp simd
-    for (Long k = 0; k < size; k++)
-      of_alpha[k] = trigamma(f.alpha[k]) * dE_ln_pi[k] - trigamma(f.sum_alpha[k]) * sums[k];
-    for (Long k = 0; k < size; k++) {
-      const Long at = first + k;
-      const double g_alpha = of_alpha[k] + (dalpha ? dalpha[at] : 0.0f);
-      const double g_kappa =
-          (dlogit ? 0 : 8 / (f.kappa[k] * f.kappa[k]) * dE_ln_pi[k]) + (dkappa ? dkappa[at] : 0.0f);
-      const double g_nu = of_nu[k] + (dnu ? dnu[at] : 0.0f);
-      const double direct = dlogit && paper ? -((double)beta_u[k / N] + E_ln_pi[at] + E_lndet[at]) * dlogit[at] : 0;
-      gr[at] = (float)(g_alpha + g_kappa + g_nu + direct);
-      if (galpha) {
-        galpha[at] = (float)g_alpha;
-        gkappa[at] = (float)g_kappa;
-        gnu[at] = (float)g_nu;
+      for (Long k = 0; k < size; k++)
+        of_alpha[k] = trigamma(f.alpha[k]) * dE_ln_pi[k] - trigamma(f.sum_alpha[k]) * sums[k];
+      for (Long k = 0; k < size; k++) {
+        const Long at = first + k;
+        const double g_alpha = of_alpha[k] + (dalpha ? dalpha[at] : 0.0f);
+        const double g_kappa =
+            (dlogit ? 0 : 8 / (f.kappa[k] * f.kappa[k]) * dE_ln_pi[k]) + (dkappa ? dkappa[at] : 0.0f);
+        const double g_nu = of_nu[k] + (dnu ? dnu[at] : 0.0f);
+        const double direct = dlogit && paper ? -((double)beta_u[k / N] + E_ln_pi[at] + E_lndet[at]) * dlogit[at] : 0;
+        gr[at] = (float)(g_alpha + g_kappa + g_nu + direct);
+        if (galpha) {
+          galpha[at] = (float)g_alpha;
+          gkappa[at] = (float)g_kappa;
+          gnu[at] = (float)g_nu;
+        }
       }
     }
-  });
+  }
 }
 
 }  // extern "C"
