@@ -89,7 +89,9 @@ class ConvCaps(nn.Module):
         init: of the transformations, the paper's two ways: ``"glorot"``, uniform in +-sqrt(6 / (k^2 p^2 (c_i + d_j)));
             or ``"identity"`` with uniform(0, ``noise``) beside the diagonal.
         norm_pose: BatchNorm, one per type and without affine, on the posterior means (as in the released code).
-        backend: ``"auto"`` takes the fused kernels where they cover the call; ``"reference"`` and ``"triton"`` insist.
+        backend: ``"auto"`` takes the fused kernels where they cover the call: Triton's on a GPU, on a CPU those in C++
+            where a compiler is found (the first call then waits some seconds for it, once for each machine).
+            ``"reference"``, ``"triton"`` and ``"cpu"`` insist.
     """
 
     def __init__(
