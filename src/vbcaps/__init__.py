@@ -1,8 +1,12 @@
 """Capsule routing via Variational Bayes."""
 
-from vbcaps.layers import Capsules, ClassCaps, ConvCaps, PrimaryCaps
-from vbcaps.models import CapsNet, CapsVAE, Reconstruction
-from vbcaps.prior import Prior
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vbcaps.layers import Capsules, ClassCaps, ConvCaps, PrimaryCaps
+    from vbcaps.models import CapsNet, CapsVAE, Reconstruction
+    from vbcaps.prior import Prior
 
 __version__ = "0.1.0"
 
@@ -17,3 +21,14 @@ __all__ = [
     "Reconstruction",
     "__version__",
 ]
+
+_HOME = dict(CapsNet="models", CapsVAE="models", Reconstruction="models", Prior="prior")
+
+
+def __getattr__(name: str) -> Any:
+    """PyTorch takes seconds to import, so `vbcaps --help` does without: a name is imported when it is asked for."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOME.get(name, 'layers')}"), name)
+    globals()[name] = value
+    return value
