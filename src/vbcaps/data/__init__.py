@@ -1,0 +1,18 @@
+"""Data: every dataset ends as uint8 tensors; what happens to them on the device is in ``vbcaps.data.augment``."""
+
+from vbcaps.data.augment import View
+from vbcaps.data.catalogue import DATASETS, load
+from vbcaps.data.dataset import DataError, Dataset, Split, data_folder
+from vbcaps.data.splits import hold_out, viewpoints
+
+__all__ = [
+    "DATASETS",
+    "DataError",
+    "Dataset",
+    "Split",
+    "View",
+    "data_folder",
+    "hold_out",
+    "load",
+    "viewpoints",
+]

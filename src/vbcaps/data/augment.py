@@ -1,0 +1,175 @@
+"""From bytes to the network's input, a batch at a time, on the device the bytes are on.
+
+Nothing here draws random numbers: they come in as an argument. Nothing waits for the device either, so every method may
+be captured in a CUDA graph. Axes: n image, c channel, y x pixel.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from vbcaps.data.dataset import Split
+
+STANDARDISE = ("image", "crop", "dataset", "none")
+FILL = ("black", "mean")
+FLOOR = 1 / 255  # least standard deviation, one grey level: a constant image becomes zeros, not NaN
+
+
+@dataclass(frozen=True)
+class View:
+    """How uint8 images become network input: crop, change the light, standardise.
+
+    Arguments:
+        crop: height and width of the network's input.
+        pad: the frame around the image out of which training crops are taken.
+        standardise: each channel to mean 0 and variance 1, by the statistics of the "image" (the paper's order on
+            smallNORB: standardise, then crop), of the "crop" the network sees (the released code on smallNORB), or of
+            the training "dataset" (the released code elsewhere); "none" leaves values in 0 to 1.
+        flip: mirror every other training image, at random.
+        place: the image is smaller than ``crop``; in training it lies anywhere in that frame (MNIST in 40x40).
+        brightness, contrast: in training, values are scaled by a factor from 1 - b to 1 + b, and then their distance to
+            the image's mean by one from 1 - c to 1 + c; 0 is off.
+        fill: what lies outside the image: "black" (pad, then standardise, as the released code does), or the "mean"
+            (standardise, then pad with zeros, as the paper says).
+        mean, std: of the training set for ``standardise="dataset"``; ``fit`` measures them.
+    """
+
+    crop: int
+    pad: int = 0
+    standardise: str = "image"
+    flip: bool = False
+    place: bool = False
+    brightness: float = 0.0
+    contrast: float = 0.0
+    fill: str = "black"
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("mean", "std"):  # JSON brings them back as lists
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if self.crop < 1:
+            raise ValueError(f"crop must be at least 1, got {self.crop}")
+        if self.pad < 0:
+            raise ValueError(f"pad must be at least 0, got {self.pad}")
+        if self.standardise not in STANDARDISE:
+            raise ValueError(f"standardise must be one of {STANDARDISE}, got {self.standardise!r}")
+        if self.fill not in FILL:
+            raise ValueError(f"fill must be one of {FILL}, got {self.fill!r}")
+        for name in ("brightness", "contrast"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
+        if self.place and self.pad:
+            raise ValueError(f"place finds its own frame: pad must be 0 with it, got {self.pad}")
+        if self.fill == "mean" and (self.place or self.standardise == "crop"):
+            raise ValueError('fill="mean" cannot be had with place or standardise="crop": there the frame is image too')
+        if len(self.mean) != len(self.std) or not all(s > 0 for s in self.std):
+            raise ValueError(f"mean and std must have one value for each channel, std above 0: {self.mean}, {self.std}")
+
+    def fit(self, split: Split) -> "View":
+        """This view; where it standardises by the dataset, with the statistics of ``split``."""
+        if self.standardise != "dataset":
+            return self
+        channels = split.images.transpose(0, 1).flatten(1)
+        counts = [torch.bincount(channel, minlength=256).double().cpu() for channel in channels]  # exact
+        grey = torch.arange(256, dtype=torch.float64) / 255
+        mean = [float(count @ grey / count.sum()) for count in counts]
+        var = [float(count @ (grey - m) ** 2 / count.sum()) for count, m in zip(counts, mean, strict=True)]
+        return replace(self, mean=tuple(mean), std=tuple(max(math.sqrt(v), FLOOR) for v in var))
+
+    @property
+    def draws(self) -> int:
+        """How many uniform numbers an image takes in ``train``: top, left, flip, brightness, contrast."""
+        return 2 + self.flip + (self.brightness > 0) + (self.contrast > 0)
+
+    def train(self, images: Tensor, u: Tensor) -> Tensor:
+        """Training input ``n c crop crop`` from bytes ``n c y x`` and uniform numbers in [0, 1), ``n draws``."""
+        self._check(images)
+        if u.shape != (len(images), self.draws):
+            raise ValueError(f"u must have shape {(len(images), self.draws)}, got {tuple(u.shape)}")
+        draw = iter(u.unbind(1))
+        top, left = (self._corner(next(draw), size) for size in images.shape[2:])
+        x, inside = self._window(images, top, left, next(draw) < 0.5 if self.flip else None)
+        if self.brightness > 0:
+            x = (x * self._factor(next(draw), self.brightness)).clamp(0, 1)
+        if self.contrast > 0:
+            mean = x.mean((1, 2, 3), keepdim=True)
+            x = (mean + (x - mean) * self._factor(next(draw), self.contrast)).clamp(0, 1)
+        return self._standard(x, images, inside)
+
+    def test(self, images: Tensor) -> Tensor:
+        """The central ``n c crop crop``; a smaller image gets a frame."""
+        return self._at(images, [(images.shape[2] - self.crop) // 2, (images.shape[3] - self.crop) // 2])
+
+    def crops(self, images: Tensor, k: int) -> Tensor:
+        """``k n c crop crop``, for averaging: the central crop (1), the corners of the range of training crops and the
+        centre (5), or a square grid over that range (4, 9, 16, ...)."""
+        side = math.isqrt(max(k, 0))
+        if k < 1 or (k != 5 and side * side != k):
+            raise ValueError(f"k must be 1, 5 or a square (4, 9, 16, ...), got {k}")
+        if k == 1:
+            return self.test(images)[None]
+        (top, down), (left, right) = (self._range(size) for size in images.shape[2:])
+        steps = [i / (side - 1) for i in range(side)]  # side is 2 for k = 5
+        grid = [[top + round(s * (down - 1)), left + round(t * (right - 1))] for s in steps for t in steps]
+        views = [self._at(images, corner) for corner in grid]
+        return torch.stack(views + [self.test(images)] * (k == 5))
+
+    def _check(self, images: Tensor) -> None:
+        if images.dtype != torch.uint8 or images.ndim != 4:
+            raise ValueError(f"images must be uint8 n c h w, got {images.dtype} {tuple(images.shape)}")
+        if self.standardise == "dataset" and len(self.mean) != images.shape[1]:
+            raise ValueError(f"images have {images.shape[1]} channels, mean and std {len(self.mean)}: call fit first")
+
+    def _range(self, size: int) -> tuple[int, int]:
+        """(least corner, how many corners) of a training crop along an axis of this size."""
+        pad = max(self.crop - size, 0) if self.place else self.pad
+        room = size + 2 * pad - self.crop + 1
+        if room < 1:
+            raise ValueError(f"crop {self.crop} is larger than an image of {size} with pad {pad}")
+        return -pad, room
+
+    def _corner(self, u: Tensor, size: int) -> Tensor:
+        first, room = self._range(size)
+        return first + (u * room).long().clamp(max=room - 1)
+
+    def _at(self, images: Tensor, corner: list[int]) -> Tensor:
+        self._check(images)
+        top, left = (torch.full((len(images),), at, device=images.device) for at in corner)
+        x, inside = self._window(images, top, left, None)
+        return self._standard(x, images, inside)
+
+    def _window(self, images: Tensor, top: Tensor, left: Tensor, flip: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Values in 0 to 1 with the corner of each crop at ``top, left`` (black outside), and which lie inside."""
+        n, c, h, w = images.shape
+        step = torch.arange(self.crop, device=images.device)
+        rows = top[:, None] + step  # n y
+        across = step if flip is None else torch.where(flip[:, None], self.crop - 1 - step, step)
+        cols = left[:, None] + across  # n x
+        inside = ((rows >= 0) & (rows < h))[:, None, :, None] & ((cols >= 0) & (cols < w))[:, None, None, :]  # n 1 y x
+        image = torch.arange(n, device=images.device)[:, None, None, None]
+        channel = torch.arange(c, device=images.device)[:, None, None]
+        x = images[image, channel, rows.clamp(0, h - 1)[:, None, :, None], cols.clamp(0, w - 1)[:, None, None, :]]
+        return x.float() / 255 * inside, inside
+
+    def _standard(self, x: Tensor, images: Tensor, inside: Tensor) -> Tensor:
+        if self.standardise == "none":
+            return x
+        if self.standardise == "dataset":
+            mean, std = (_channels(values, x) for values in (self.mean, self.std))
+        else:
+            of = x if self.standardise == "crop" else images.float() / 255
+            std, mean = torch.std_mean(of, (2, 3), correction=0, keepdim=True)
+        x = (x - mean) / std.clamp_min(FLOOR)
+        return x * inside if self.fill == "mean" else x
+
+    @staticmethod
+    def _factor(u: Tensor, strength: float) -> Tensor:
+        return (1 + strength * (2 * u - 1))[:, None, None, None]
+
+
+def _channels(values: tuple[float, ...], like: Tensor) -> Tensor:
+    """``1 c 1 1``, made on the device: a copy from the host cannot be captured in a CUDA graph."""
+    return torch.cat([torch.full((1, 1, 1, 1), value, device=like.device) for value in values], 1)

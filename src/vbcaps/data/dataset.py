@@ -1,0 +1,73 @@
+"""What every loader gives: uint8 images, labels, and where they came from."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class DataError(Exception):
+    """Data that is missing, damaged or not what it should be. The message says which file and what to do."""
+
+
+class Split(NamedTuple):
+    """Images of one split, small enough to live on the device as bytes."""
+
+    images: Tensor  # n c h w   uint8
+    labels: Tensor  # n         int64
+    info: Tensor | None = (
+        None  # n 4   smallNORB: instance, elevation 0..8, azimuth 0, 2..34 (tens of degrees), lighting
+    )
+
+    def take(self, index: Tensor) -> "Split":
+        """The images that ``index`` names, or for which it is True."""
+        return Split(self.images[index], self.labels[index], None if self.info is None else self.info[index])
+
+    def to(self, device: torch.device | str) -> "Split":
+        return Split(*(None if x is None else x.to(device) for x in self))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Two splits, the names of the classes, and ``source``: the original files, or in which way they are not."""
+
+    name: str
+    train: Split
+    test: Split
+    classes: tuple[str, ...]
+    source: str
+
+    def __post_init__(self) -> None:
+        for which, split in (("training", self.train), ("test", self.test)):
+            check_split(split, len(self.classes), f"{self.name}, {which} set")
+
+
+def check_split(split: Split, classes: int, where: str) -> None:
+    """Hold a split to its shapes, types and range of labels; ``where`` begins the message."""
+    images, labels, info = split
+    if images.dtype != torch.uint8 or images.ndim != 4:
+        raise DataError(f"{where}: images must be uint8 n c h w, got {images.dtype} {tuple(images.shape)}")
+    if len(images) == 0:
+        raise DataError(f"{where}: there are no images")
+    if labels.dtype != torch.int64 or labels.shape != images.shape[:1]:
+        raise DataError(
+            f"{where}: {len(images)} images need as many int64 labels, got {labels.dtype} {tuple(labels.shape)}"
+        )
+    if info is not None and info.shape != (len(images), 4):
+        raise DataError(f"{where}: {len(images)} images need info of shape {(len(images), 4)}, got {tuple(info.shape)}")
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes:
+        raise DataError(f"{where}: labels must be 0 to {classes - 1}, got {low if low < 0 else high}")
+
+
+def data_folder(folder: str | Path | None = None) -> Path:
+    """Where datasets lie, one folder each: the argument, else ``VBCAPS_DATA``, else the user's cache."""
+    if folder is not None:
+        return Path(folder).expanduser()
+    if named := os.environ.get("VBCAPS_DATA"):
+        return Path(named).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or "~/.cache"
+    return Path(cache).expanduser() / "vbcaps"

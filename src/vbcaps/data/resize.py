@@ -1,0 +1,34 @@
+"""Antialiased resizing, for every dataset the same."""
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vbcaps.data.dataset import Dataset
+
+CHUNK = 2048  # images at a time: the floats of a whole dataset would not fit in a laptop's memory
+
+
+def resize(images: Tensor, size: int) -> Tensor:
+    """uint8 ``n c h w`` to ``n c size size``: bilinear, antialiased, rounded."""
+    if size < 1:
+        raise ValueError(f"size must be at least 1, got {size}")
+    if images.shape[2:] == (size, size):
+        return images
+    small = [
+        F.interpolate(part.float(), (size, size), mode="bilinear", antialias=True, align_corners=False)
+        .round_()
+        .clamp_(0, 255)
+        .byte()
+        for part in images.split(CHUNK)
+    ]
+    return torch.cat(small)
+
+
+def resize_dataset(dataset: Dataset, size: int | None) -> Dataset:
+    if size is None:
+        return dataset
+    train, test = (split._replace(images=resize(split.images, size)) for split in (dataset.train, dataset.test))
+    return replace(dataset, train=train, test=test)
