@@ -1,0 +1,230 @@
+"""What an experiment is made of: one dataclass, every field with its type, default and meaning."""
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vbcaps.layers import INITS
+from vbcaps.losses import NLL_ON
+from vbcaps.models import IMAGE_SIZES, STEMS, CapsNet
+from vbcaps.prior import NAMES, PRECISIONS, Prior
+from vbcaps.routing import ROUTINGS
+from vbcaps.routing.route import BACKENDS
+from vbcaps.routing.vb import ACTIVATIONS
+
+if TYPE_CHECKING:
+    from vbcaps.data import View
+
+LOSSES = ("nll", "spread")
+OPTIMISERS = ("adam", "sgd")
+SCHEDULES = ("constant", "exponential", "steps", "cosine", "onecycle")
+VIEWPOINTS = ("azimuth", "elevation")
+STANDARDISE = ("image", "dataset", "none")
+
+CHOICES: dict[str, tuple[str, ...]] = dict(
+    stem=STEMS, routing=tuple(ROUTINGS), activation=ACTIVATIONS, precision=PRECISIONS, learn=NAMES, init=INITS,
+    backend=BACKENDS, loss=LOSSES, loss_on=NLL_ON, optimiser=OPTIMISERS, schedule=SCHEDULES, viewpoint=VIEWPOINTS,
+    standardise=STANDARDISE,
+)  # fmt: skip
+# Number fields: the smallest and the largest value allowed.
+RANGES: dict[str, tuple[float, float]] = dict(
+    validation=(0, 0.9), split=(0, math.inf), match=(0, 1), image_size=(8, 1024), seed=(0, math.inf),
+    crop=(IMAGE_SIZES.start, IMAGE_SIZES.stop - 1), pad=(0, 64), brightness=(0, 1), contrast=(0, 1), iters=(1, 100),
+    noise=(0, 1), label_smoothing=(0, 0.9), batch=(1, 65536), epochs=(1, 100_000), lr=(0, 100), momentum=(0, 0.9999),
+    weight_decay=(0, 1), warmup=(0, 100_000), decay=(0, 1), final=(0, 1), ema=(0, 0.999999), save_seconds=(0, math.inf),
+)  # fmt: skip
+VB_ONLY = ("activation", "precision", "alpha0", "m0", "kappa0", "psi0", "nu0", "learn")
+
+
+def _field(default: Any, help: str) -> Any:
+    return dataclasses.field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything that decides what a training gives, but for the device. Immutable: ``dataclasses.replace`` it.
+
+    A wrong type, a value out of range or an impossible combination is a ``ValueError`` that names the field.
+    """
+
+    name: str = _field("custom", "what the run is called")
+
+    dataset: str = _field("smallnorb", "which dataset: see `vbcaps data`")
+    data: str | None = _field(None, "a folder of your own images, one folder for each class, in place of the dataset")
+    image_size: int | None = _field(None, "side to which your own images are resized; that of the crop where not given")
+    validation: float = _field(0.0, "share of each class of the training images that is held out; 0: train on all")
+    split: int = _field(0, "which random share is held out, the same for every seed")
+    test: bool = _field(False, "test the best weights once, at the end; without a validation share the last always are")
+    viewpoint: str | None = _field(None, "smallNORB: train on some azimuths or elevations, test on the others")
+    match: float = _field(0.0, "stop when the error on familiar views (for affNIST: on MNIST) is this; 0: off")
+    seed: int = _field(0, "of the first weights, the order of the images and the augmentation")
+
+    crop: int = _field(32, "side of the network's input: random crops in training, the centre in testing")
+    pad: int = _field(0, "pixels put around an image before it is cropped")
+    standardise: str = _field("image", "to mean 0 and deviation 1: each image, by the whole dataset, or none (0 to 1)")
+    flip: bool = _field(False, "mirror half of the training images")
+    place: bool = _field(False, "put a training image anywhere in the crop, a test image at its centre")
+    brightness: float = _field(0.0, "random brightness, up to this share; 0: off")
+    contrast: float = _field(0.0, "random contrast, up to this share; 0: off")
+
+    arch: tuple[int, ...] = _field((64, 16, 16, 16), "F, d1, d2, d3: filters of the stem, then types of capsules")
+    stem: str = _field("conv", "three convolutions, or four residual blocks")
+    routing: str = _field("vb", "Variational Bayes, EM, or Dynamic")
+    iters: int = _field(3, "routing iterations")
+    activation: str = _field("released", "VB: the rule of the released code, or the one printed in the paper")
+    precision: str = _field("gamma", "VB: what the precision of a pose is")
+    alpha0: float = _field(1.0, "VB: prior of the mixing proportions")
+    m0: float = _field(0.0, "VB: prior mean of a pose")
+    kappa0: float = _field(1.0, "VB: how sure the prior mean is")
+    psi0: float = _field(1.0, "VB: prior scale of the precision, times the identity")
+    nu0: float | None = _field(None, "VB: prior degrees of freedom; 17, pose entries + 1, where not given")
+    learn: tuple[str, ...] = _field((), "VB: priors learned by backpropagation: alpha0, m0, kappa0, Psi0, nu0")
+    norm_pose: bool = _field(True, "BatchNorm on the poses, too")
+    init: str = _field("glorot", "first transformations: Glorot's, or the identity with noise beside its diagonal")
+    noise: float = _field(0.01, "of the identity transformations")
+    backend: str = _field("auto", "the fastest kernels there are, or one kind")
+
+    loss: str = _field("nll", "negative log likelihood, or spread (its margin grows from 0.2 to 0.9 in half the run)")
+    loss_on: str = _field("activations", "softmax of the activations, as released, or of scaled logits")
+    label_smoothing: float = _field(0.0, "share of the target that is dealt to all classes")
+    batch: int = _field(32, "images in a step, of all processes together")
+    epochs: int = _field(350, "passes over the training images; an incomplete last batch is left out")
+    optimiser: str = _field("adam", "Adam, or SGD with momentum")
+    lr: float = _field(3e-3, "highest learning rate")
+    momentum: float = _field(0.9, "of SGD")
+    weight_decay: float = _field(0.0, "L2 penalty, as part of the gradient")
+    schedule: str = _field("exponential", "how the learning rate falls")
+    warmup: float = _field(0.0, "epochs in which the learning rate rises from 0, in any schedule")
+    milestones: tuple[int, ...] = _field((), "steps: epochs after which the learning rate is multiplied by decay")
+    decay: float = _field(0.1, "steps: that factor")
+    final: float = _field(0.01, "exponential, cosine, onecycle: the last learning rate as a share of the highest")
+    ema: float = _field(0.0, "keep a moving average of the weights with this decay, and evaluate it; 0: off")
+    save_seconds: float = _field(300.0, "save the state this often within an epoch, too; 0: only after each epoch")
+
+    def __post_init__(self) -> None:
+        self.validate()
+
+    def validate(self) -> None:
+        for field, kind in field_types().items():
+            _check_type(field, getattr(self, field), kind)
+        for field, allowed in CHOICES.items():
+            value = getattr(self, field)
+            for one in value if isinstance(value, tuple) else [] if value is None else [value]:
+                if one not in allowed:
+                    raise ValueError(f"{field} must be one of {allowed}, got {one!r}{nearest(one, allowed)}")
+        for field, (low, high) in RANGES.items():
+            value = getattr(self, field)
+            if value is not None and not low <= value <= high:
+                raise ValueError(f"{field} must lie from {low:g} to {high:g}, got {value}")
+        if len(self.arch) != 4 or min(self.arch) < 1:
+            raise ValueError(f"arch must be four positive numbers F, d1, d2, d3, got {self.arch}")
+        if self.lr == 0:
+            raise ValueError("lr must be above 0, got 0")
+        self._validate_combinations()
+        Prior(self.alpha0, self.m0, self.kappa0, self.psi0, self.nu0, precision=self.precision)
+
+    def _validate_combinations(self) -> None:
+        if self.routing != "vb":
+            for field in VB_ONLY:
+                if getattr(self, field) != getattr(Recipe, field):
+                    raise ValueError(f"{field} belongs to routing='vb', got {field}={getattr(self, field)!r} with "
+                                     f"routing={self.routing!r}")  # fmt: skip
+        if self.loss == "spread" and (self.loss_on != "activations" or self.label_smoothing):
+            raise ValueError("loss='spread' is of activations and takes no label_smoothing; "
+                             f"got loss_on={self.loss_on!r}, label_smoothing={self.label_smoothing}")  # fmt: skip
+        if self.schedule == "steps" and not self.milestones:
+            raise ValueError("schedule='steps' needs milestones, epochs at which the learning rate falls; got none")
+        if list(self.milestones) != sorted(set(self.milestones)) or any(m < 1 for m in self.milestones):
+            raise ValueError(f"milestones must be rising epochs of at least 1, got {self.milestones}")
+        if self.warmup >= self.epochs and self.warmup > 0:
+            raise ValueError(f"warmup must be shorter than epochs={self.epochs}, got {self.warmup:g}")
+        if self.viewpoint is not None and (self.dataset != "smallnorb" or self.data is not None):
+            raise ValueError(f"viewpoint needs dataset='smallnorb', got {self.data or self.dataset!r}")
+        if self.match and self.viewpoint is None and (self.dataset != "affnist" or self.data is not None):
+            raise ValueError("match needs familiar views: a viewpoint of smallNORB, or dataset='affnist'")
+        if self.match and self.validation:
+            raise ValueError(f"match chooses the epoch by familiar views, validation={self.validation} must be 0")
+        if self.image_size is not None and self.data is None:
+            raise ValueError(f"image_size={self.image_size} resizes images of your own: it needs data, a folder")
+
+    def view(self) -> "View":
+        """How its images become the network's input; for standardise='dataset' still to be fitted."""
+        from vbcaps.data import View
+
+        return View(
+            crop=self.crop, pad=self.pad, standardise=self.standardise, flip=self.flip, place=self.place,
+            brightness=self.brightness, contrast=self.contrast,
+        )  # fmt: skip
+
+    def net(self, in_channels: int, classes: int) -> CapsNet:
+        """The network, its first weights drawn from torch's random numbers."""
+        options: dict[str, Any] = dict(iters=self.iters)
+        if self.routing == "vb":
+            values = (self.alpha0, self.m0, self.kappa0, self.psi0, self.nu0)
+            options |= dict(
+                activation=self.activation, prior=Prior(*values, precision=self.precision, learn=self.learn)
+            )
+        return CapsNet(
+            self.arch, in_channels, classes, self.crop, self.routing, self.stem, routing_options=options,
+            init=self.init, noise=self.noise, norm_pose=self.norm_pose, logit_scale=self.loss_on == "logits",
+            backend=self.backend,
+        )  # fmt: skip
+
+    def learning_rate(self, step: int, steps: int) -> float:
+        """Of ``step``, counted from 0 over the whole run, with ``steps`` in an epoch."""
+        warm, total = round(self.warmup * steps), self.epochs * steps
+        if step < warm:
+            return self.lr * (step + 1) / warm
+        progress = (step - warm) / max(total - warm, 1)
+        if self.schedule == "exponential":
+            return self.lr * self.final**progress
+        if self.schedule == "steps":
+            return self.lr * self.decay ** sum(step // steps >= milestone for milestone in self.milestones)
+        if self.schedule == "cosine":
+            return self.lr * (self.final + (1 - self.final) * (1 + math.cos(math.pi * progress)) / 2)
+        if self.schedule == "onecycle":
+            return self.lr * (1 + (self.final - 1) * progress)
+        return self.lr
+
+    def to_json(self) -> dict[str, Any]:
+        return {field: list(v) if isinstance(v, tuple) else v for field, v in dataclasses.asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> "Recipe":
+        kinds = field_types()
+        for field in fields:
+            if field not in kinds:
+                raise ValueError(f"a recipe has no field {field!r}{nearest(field, kinds)}")
+        values: dict[str, Any] = {field: tuple(v) if isinstance(v, list) else v for field, v in fields.items()}
+        return cls(**values)
+
+
+def field_types() -> dict[str, Any]:
+    return typing.get_type_hints(Recipe)
+
+
+def nearest(word: object, allowed: typing.Iterable[str]) -> str:
+    """``"; did you mean 'routing'?"``, or nothing where nothing is near."""
+    found = difflib.get_close_matches(str(word), list(allowed), n=1)
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def _check_type(field: str, value: object, kind: Any) -> None:
+    if isinstance(kind, types.UnionType):
+        if value is None:
+            return
+        (kind,) = (one for one in typing.get_args(kind) if one is not type(None))
+    if typing.get_origin(kind) is tuple:
+        if not isinstance(value, tuple):
+            raise ValueError(f"{field} must be a tuple, got {value!r}")
+        for one in value:
+            _check_type(field, one, typing.get_args(kind)[0])
+        return
+    good = type(value) in (int, float) if kind is float else type(value) is kind
+    if not good or (kind is float and not math.isfinite(value)):  # type: ignore[arg-type]
+        word = {int: "a whole number", float: "a number", bool: "True or False", str: "a word"}[kind]
+        raise ValueError(f"{field} must be {word}, got {value!r}")
