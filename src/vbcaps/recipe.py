@@ -6,8 +6,9 @@ import math
 import types
 import typing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from vbcaps.data.augment import FILL, STANDARDISE, View
 from vbcaps.layers import INITS
 from vbcaps.losses import NLL_ON
 from vbcaps.models import IMAGE_SIZES, STEMS, CapsNet
@@ -16,25 +17,21 @@ from vbcaps.routing import ROUTINGS
 from vbcaps.routing.route import BACKENDS
 from vbcaps.routing.vb import ACTIVATIONS
 
-if TYPE_CHECKING:
-    from vbcaps.data import View
-
 LOSSES = ("nll", "spread")
 OPTIMISERS = ("adam", "sgd")
 SCHEDULES = ("constant", "exponential", "steps", "cosine", "onecycle")
 VIEWPOINTS = ("azimuth", "elevation")
-STANDARDISE = ("image", "dataset", "none")
 
 CHOICES: dict[str, tuple[str, ...]] = dict(
     stem=STEMS, routing=tuple(ROUTINGS), activation=ACTIVATIONS, precision=PRECISIONS, learn=NAMES, init=INITS,
     backend=BACKENDS, loss=LOSSES, loss_on=NLL_ON, optimiser=OPTIMISERS, schedule=SCHEDULES, viewpoint=VIEWPOINTS,
-    standardise=STANDARDISE,
+    standardise=STANDARDISE, fill=FILL,
 )  # fmt: skip
 # Number fields: the smallest and the largest value allowed.
 RANGES: dict[str, tuple[float, float]] = dict(
     validation=(0, 0.9), split=(0, math.inf), match=(0, 1), image_size=(8, 1024), seed=(0, math.inf),
     crop=(IMAGE_SIZES.start, IMAGE_SIZES.stop - 1), pad=(0, 64), brightness=(0, 1), contrast=(0, 1), iters=(1, 100),
-    noise=(0, 1), label_smoothing=(0, 0.9), batch=(1, 65536), epochs=(1, 100_000), lr=(0, 100), momentum=(0, 0.9999),
+    noise=(0, 1), batch=(1, 65536), epochs=(1, 100_000), lr=(0, 100), momentum=(0, 0.9999),
     weight_decay=(0, 1), warmup=(0, 100_000), decay=(0, 1), final=(0, 1), ema=(0, 0.999999), save_seconds=(0, math.inf),
 )  # fmt: skip
 VB_ONLY = ("activation", "precision", "alpha0", "m0", "kappa0", "psi0", "nu0", "learn")
@@ -65,7 +62,8 @@ class Recipe:
 
     crop: int = _field(32, "side of the network's input: random crops in training, the centre in testing")
     pad: int = _field(0, "pixels put around an image before it is cropped")
-    standardise: str = _field("image", "to mean 0 and deviation 1: each image, by the whole dataset, or none (0 to 1)")
+    standardise: str = _field("image", "to mean 0 and variance 1: of each image, of its crop, of the dataset; or none")
+    fill: str = _field("black", "what is outside an image: black, or its mean")
     flip: bool = _field(False, "mirror half of the training images")
     place: bool = _field(False, "put a training image anywhere in the crop, a test image at its centre")
     brightness: float = _field(0.0, "random brightness, up to this share; 0: off")
@@ -90,7 +88,6 @@ class Recipe:
 
     loss: str = _field("nll", "negative log likelihood, or spread (its margin grows from 0.2 to 0.9 in half the run)")
     loss_on: str = _field("activations", "softmax of the activations, as released, or of scaled logits")
-    label_smoothing: float = _field(0.0, "share of the target that is dealt to all classes")
     batch: int = _field(32, "images in a step, of all processes together")
     epochs: int = _field(350, "passes over the training images; an incomplete last batch is left out")
     optimiser: str = _field("adam", "Adam, or SGD with momentum")
@@ -125,6 +122,7 @@ class Recipe:
         if self.lr == 0:
             raise ValueError("lr must be above 0, got 0")
         self._validate_combinations()
+        self.view()
         Prior(self.alpha0, self.m0, self.kappa0, self.psi0, self.nu0, precision=self.precision)
 
     def _validate_combinations(self) -> None:
@@ -133,9 +131,8 @@ class Recipe:
                 if getattr(self, field) != getattr(Recipe, field):
                     raise ValueError(f"{field} belongs to routing='vb', got {field}={getattr(self, field)!r} with "
                                      f"routing={self.routing!r}")  # fmt: skip
-        if self.loss == "spread" and (self.loss_on != "activations" or self.label_smoothing):
-            raise ValueError("loss='spread' is of activations and takes no label_smoothing; "
-                             f"got loss_on={self.loss_on!r}, label_smoothing={self.label_smoothing}")  # fmt: skip
+        if self.loss == "spread" and self.loss_on != "activations":
+            raise ValueError(f"loss='spread' is of activations, got loss_on={self.loss_on!r}")
         if self.schedule == "steps" and not self.milestones:
             raise ValueError("schedule='steps' needs milestones, epochs at which the learning rate falls; got none")
         if list(self.milestones) != sorted(set(self.milestones)) or any(m < 1 for m in self.milestones):
@@ -151,13 +148,11 @@ class Recipe:
         if self.image_size is not None and self.data is None:
             raise ValueError(f"image_size={self.image_size} resizes images of your own: it needs data, a folder")
 
-    def view(self) -> "View":
+    def view(self) -> View:
         """How its images become the network's input; for standardise='dataset' still to be fitted."""
-        from vbcaps.data import View
-
         return View(
             crop=self.crop, pad=self.pad, standardise=self.standardise, flip=self.flip, place=self.place,
-            brightness=self.brightness, contrast=self.contrast,
+            brightness=self.brightness, contrast=self.contrast, fill=self.fill,
         )  # fmt: skip
 
     def net(self, in_channels: int, classes: int) -> CapsNet:

@@ -1,12 +1,59 @@
 """A training step, on CUDA captured once as a graph and then replayed: no Python, no launches, no gaps."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 WARM_UP = 3  # what PyTorch advises before a capture: allocators, autotuning and compilation settle
+
+
+class Graph:
+    """``graph()`` does ``work()``: on CUDA it is captured at the first call and from then on replayed.
+
+    Arguments:
+        work: takes and returns nothing. It reads and writes tensors that stay where they are, and waits for nothing.
+        state: gives every tensor that ``work`` changes. Capturing runs it a few times first; then these are put back,
+            and those that were made meanwhile (by an optimiser at its first step) are set to zero.
+        stream: graphs that are to be replayed at the same time need one each, for what libraries keep for a stream.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[], None],
+        state: Callable[[], Iterable[Tensor]],
+        device: torch.device,
+        stream: "torch.cuda.Stream | None" = None,
+    ):
+        self.work, self.state, self.device, self.stream = work, state, device, stream
+        self.replay = None if device.type == "cuda" else work
+
+    def __call__(self) -> None:
+        if self.replay is None:
+            self.replay = self.capture()
+        self.replay()
+
+    def capture(self) -> Callable[[], None]:
+        before = {tensor.data_ptr(): tensor.clone() for tensor in self.state()}
+        random = torch.cuda.get_rng_state(self.device)
+        stream = self.stream or torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP):
+                self.work()
+            with torch.no_grad():
+                for tensor in self.state():
+                    if tensor.data_ptr() in before:
+                        tensor.copy_(before[tensor.data_ptr()])
+                    else:
+                        tensor.zero_()
+        torch.cuda.current_stream(self.device).wait_stream(stream)
+        torch.cuda.set_rng_state(random, self.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            self.work()
+        return graph.replay
 
 
 class TrainStep:
@@ -18,7 +65,8 @@ class TrainStep:
 
     Arguments:
         net: any module; its output goes to ``loss(output, y)``, which gives a scalar.
-        optimiser: of the net's parameters; on CUDA it is made ``capturable``, so not one that must wait for the CPU.
+        optimiser: of the net's parameters; on CUDA it is made ``capturable`` (or, as SGD, ``fused``), so not one that
+            must wait for the CPU.
         augment: a function of ``x`` alone, on its device.
         capture: False for an ordinary step on CUDA too.
     """
@@ -32,14 +80,16 @@ class TrainStep:
         capture: bool = True,
     ):
         self.net, self.optimiser, self.loss, self.augment = net, optimiser, loss, augment
-        device = next(net.parameters()).device
-        self.capture = capture and device.type == "cuda"
-        self.graphs: dict[tuple, tuple[torch.cuda.CUDAGraph, Tensor, Tensor, Tensor]] = {}
+        self.device = next(net.parameters()).device
+        self.capture = capture and self.device.type == "cuda"
+        self.graphs: dict[tuple, tuple[Graph, Tensor, Tensor, Tensor]] = {}
         if self.capture:
             for group in optimiser.param_groups:
-                group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=device)
+                group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=self.device)
                 if "capturable" in group:
                     group["capturable"] = True
+                elif "fused" in group:  # SGD: its other forms read the learning rate on the CPU
+                    group["fused"], group["foreach"] = True, False
 
     def set_lr(self, lr: float) -> None:
         for group in self.optimiser.param_groups:
@@ -53,11 +103,11 @@ class TrainStep:
             return self.step(x, y)
         key = (x.shape, x.dtype, y.shape, y.dtype, self.net.training)
         if key not in self.graphs:
-            self.graphs[key] = self.captured(x, y)
+            self.graphs[key] = self.graph_of(x, y)
         graph, x0, y0, loss = self.graphs[key]
         x0.copy_(x)
         y0.copy_(y)
-        graph.replay()
+        graph()
         return loss
 
     def step(self, x: Tensor, y: Tensor) -> Tensor:
@@ -69,29 +119,14 @@ class TrainStep:
         self.optimiser.step()
         return loss.detach()
 
-    def captured(self, x: Tensor, y: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor, Tensor]:
-        x, y = x.clone(), y.clone()
-        before = {tensor.data_ptr(): tensor.clone() for tensor in self.state()}
-        random = torch.cuda.get_rng_state(x.device)
-        stream = torch.cuda.Stream(x.device)
-        stream.wait_stream(torch.cuda.current_stream(x.device))
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UP):
-                self.step(x, y)
-            for tensor in self.state():
-                if tensor.data_ptr() in before:
-                    tensor.copy_(before[tensor.data_ptr()])
-                else:  # the optimiser made it just now: before its first step it is zero
-                    tensor.zero_()
-        torch.cuda.current_stream(x.device).wait_stream(stream)
-        torch.cuda.set_rng_state(random, x.device)
-        graph = torch.cuda.CUDAGraph()
-        self.optimiser.zero_grad(set_to_none=True)
-        with torch.cuda.graph(graph):
-            loss = self.step(x, y)
-        return graph, x, y, loss
+    def graph_of(self, x: Tensor, y: Tensor) -> tuple[Graph, Tensor, Tensor, Tensor]:
+        x, y, loss = x.clone(), y.clone(), next(self.net.parameters()).new_zeros(())
 
-    @torch.no_grad()
+        def work() -> None:
+            loss.copy_(self.step(x, y))
+
+        return Graph(work, self.state, self.device), x, y, loss
+
     def state(self) -> Iterator[Tensor]:
         """Every tensor that a step changes."""
         yield from (p.detach() for p in self.net.parameters())

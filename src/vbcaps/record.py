@@ -1,0 +1,277 @@
+"""What a run writes down: its position, its rows, the best weights so far; and what it tells of them."""
+
+import dataclasses
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vbcaps import run
+from vbcaps.data import Split, View
+from vbcaps.evaluate import Evaluation
+from vbcaps.learner import NEVER, Learner, Totals
+from vbcaps.recipe import Recipe
+from vbcaps.run import RunError
+
+
+class Data(NamedTuple):
+    """The parts of a recipe's data."""
+
+    train: Split
+    validation: Split | None  # what chooses the weights
+    familiar: Split | None  # the familiar views of a viewpoint recipe; MNIST, for affNIST
+    test: Split
+    classes: tuple[str, ...]
+    view: View
+    source: str
+    sum: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished run gave; errors are shares from 0 to 1."""
+
+    seed: int
+    folder: Path
+    recipe: Recipe
+    parameters: int
+    epochs: int
+    seconds: float
+    loss: float
+    train_error: float
+    best_epoch: int | None  # where a validation part chose it
+    validation: float | None  # its error then
+    matched: bool | None  # whether recipe.match was reached
+    test: Evaluation | None
+    familiar: Evaluation | None
+    weights: Path  # those that were tested
+    source: str  # of the data: the original files, or in which way they are not
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self) | dict(
+            folder=self.folder.name, recipe=self.recipe.to_json(), weights=self.weights.name
+        )
+
+
+class Event(NamedTuple):
+    """Progress, for whoever shows it."""
+
+    kind: str  # start, step, epoch, end; note: a sentence
+    seed: int
+    folder: Path
+    epoch: int = 0  # the present one, from 1
+    epochs: int = 0
+    step: int = 0  # steps done in this epoch
+    steps: int = 0
+    loss: float | None = None  # of the epoch so far
+    error: float | None = None  # on its training images
+    validation: float | None = None  # error
+    lr: float = 0.0
+    images_per_second: float = 0.0
+    eta: float = 0.0  # seconds
+    message: str = ""
+    result: Result | None = None
+
+
+def check_folder(recipe: Recipe, folder: Path, resume: bool) -> None:
+    """Before any time is spent: may a run of this recipe write here?"""
+    if not resume and any((folder / name).exists() for name in ("state.safetensors", "result.json")):
+        raise RunError(f"{folder} already holds a run: resume it, or choose another folder")
+    if resume and not folder.is_dir():
+        raise RunError(f"there is no run to resume in {folder}")
+    if resume and (folder / "recipe.json").exists():
+        run.check_same(run.read_json(folder / "recipe.json"), recipe, folder)
+
+
+class Record:
+    """The folder of one run, as its learner goes on. Only the first of several processes writes."""
+
+    def __init__(self, recipe: Recipe, folder: Path, data: Data, learner: Learner):
+        self.recipe, self.folder, self.data, self.learner, self.group = recipe, folder, data, learner, learner.group
+        self.device = data.train.labels.device
+        self.rows: list[dict[str, Any]] = []
+        self.best: dict[str, Any] | None = None  # the row with the lowest validation error
+        self.seconds = 0.0  # before this process
+        self.began = self.saved = self.seen = time.perf_counter()
+        self.first = self.seen_steps = 0  # steps when this process began, and at the last event
+
+    @property
+    def matched(self) -> bool:
+        return bool(self.recipe.match and self.rows and self.rows[-1]["validation_error"] <= self.recipe.match)
+
+    def has(self, name: str) -> bool:
+        there = self.group.writes and (self.folder / name).exists()
+        return bool(self.group.largest(int(there), self.device))
+
+    def finished(self) -> bool:
+        return self.has("result.json")
+
+    def open(self, resume: bool) -> None:
+        """Go on from the state, or begin; either way see first that there is room."""
+        if self.group.writes:
+            size = len(run.pack(self.learner.tensors(), {}))
+            run.check_writable(self.folder, 4 * size)  # state, last, best, and the one being written
+        if resume and self.has("state.safetensors"):
+            self.load()
+        elif self.group.writes:
+            run.write_json(self.folder / "recipe.json", self.recipe.to_json())
+            self.save()
+        if self.group.writes:
+            run.write_json(self.folder / "environment.json", run.environment(self.device, self.group.size))
+            run.write_metrics(self.folder, self.rows)
+        self.began = self.saved = self.seen = time.perf_counter()
+        self.first = self.seen_steps = self.steps_done
+
+    def load(self) -> None:
+        path = self.folder / "state.safetensors"
+        tensors, header = run.unpack(self.group.read(path, self.device), str(path))
+        if header.get("format") != run.STATE:
+            raise RunError(f"{path} is not the state of a run")
+        state = json.loads(header["state"])
+        run.check_same(state["recipe"], self.recipe, self.folder)
+        if state["data"] != self.data.sum:
+            raise RunError(f"{self.folder} was trained on other images than are there now ({self.data.source})")
+        run.put(self.learner.tensors(), tensors, str(path))
+        self.learner.bad.fill_(NEVER)
+        if not self.group.writes:
+            self.learner.sums.zero_()  # the first process has those of all
+        self.learner.epoch, self.learner.step = state["epoch"], state["step"]
+        self.rows, self.best, self.seconds = state["rows"], state["best"], state["seconds"]
+
+    def save(self) -> None:
+        """All that is needed to go on, in one file that is replaced in one step."""
+        tensors = self.learner.tensors() | {"sums": self.group.sum(self.learner.sums)}
+        state = dict(
+            recipe=self.recipe.to_json(), data=self.data.sum, epoch=self.learner.epoch, step=self.learner.step,
+            rows=self.rows, best=self.best, seconds=self.elapsed(),
+        )  # fmt: skip
+        if self.group.writes:
+            header = {"format": run.STATE, "state": json.dumps(state)}
+            run.write(self.folder / "state.safetensors", run.pack(tensors, header))
+        self.saved = time.perf_counter()
+
+    def due(self) -> bool:
+        """Whether it is time to save within an epoch; the first process's clock counts."""
+        late = time.perf_counter() - self.saved > self.recipe.save_seconds > 0
+        return late and self.group.writes
+
+    def end_epoch(self, totals: Totals, validation: float | None) -> None:
+        """Weights first, then the state, then the table: a crash between them is made good by going on."""
+        learner = self.learner
+        row = dict(
+            epoch=learner.epoch + 1, loss=totals.loss, train_error=totals.error, validation_error=validation,
+            lr=self.lr(), seconds=round(self.elapsed(), 3),
+            images_per_second=round(self.speed(self.began, self.first), 1),
+        )  # fmt: skip
+        self.rows.append(row)
+        better = validation is not None and (self.best is None or validation < self.best["validation_error"])
+        self.best = row if better else self.best
+        learner.epoch, learner.step = learner.epoch + 1, 0
+        learner.sums.zero_()
+        if better:
+            self.save_weights("best.safetensors", row)
+        self.save_weights("last.safetensors", row)
+        self.save()
+        if self.group.writes:
+            run.write_metrics(self.folder, self.rows)
+
+    def save_weights(self, name: str, row: dict[str, Any], test: float | None = None) -> None:
+        if self.group.writes:
+            measured = dict(epoch=row["epoch"], validation_error=row["validation_error"], test_error=test)
+            net, path = self.learner.weights, self.folder / name
+            run.save_weights(path, net, self.recipe, self.data.classes, self.data.view, **measured)
+
+    def choose(self) -> str:
+        """The weights that count, best on the validation part or last: gives the learner them, returns their name."""
+        if self.best is None:
+            return "last.safetensors"
+        path = self.folder / "best.safetensors"
+        run.put(
+            self.learner.weights.state_dict(), run.unpack(self.group.read(path, self.device), str(path))[0], str(path)
+        )
+        return path.name
+
+    def to_test(self) -> tuple[Split | None, Split | None]:
+        """(test set, familiar views): none where weights are still being chosen on a share of the training set."""
+        tested = self.recipe.test or not self.recipe.validation
+        return (self.data.test, self.data.familiar) if tested else (None, None)
+
+    def finish(self, chosen: str, test: Evaluation | None, familiar: Evaluation | None) -> Result:
+        last = self.rows[-1]
+        self.save_weights(chosen, self.best or last, None if test is None else test.error)
+        result = Result(
+            seed=self.recipe.seed, folder=self.folder, recipe=self.recipe,
+            parameters=sum(p.numel() for p in self.learner.net.parameters()),
+            epochs=last["epoch"], seconds=self.elapsed(), loss=last["loss"], train_error=last["train_error"],
+            best_epoch=None if self.best is None else self.best["epoch"],
+            validation=None if self.best is None else self.best["validation_error"],
+            matched=self.matched if self.recipe.match else None, test=test, familiar=familiar,
+            weights=self.folder / chosen, source=self.data.source,
+        )  # fmt: skip
+        if self.group.writes:
+            run.write_json(self.folder / "result.json", result.to_json())
+        return result
+
+    def read_result(self) -> Result:
+        path = self.folder / "result.json"
+        fields = json.loads(self.group.read(path, self.device))
+        for part in ("test", "familiar"):
+            if fields[part] is not None:
+                fields[part] = Evaluation.from_json(fields[part])
+        fields |= dict(folder=self.folder, recipe=self.recipe, weights=self.folder / fields["weights"])
+        return Result(**fields)
+
+    @property
+    def steps_done(self) -> int:
+        return self.learner.epoch * self.learner.steps + self.learner.step
+
+    def elapsed(self) -> float:
+        return self.seconds + time.perf_counter() - self.began
+
+    def speed(self, since: float, steps: int) -> float:
+        """Images a second since then."""
+        return (self.steps_done - steps) * self.learner.batch / max(time.perf_counter() - since, 1e-9)
+
+    def lr(self) -> float:
+        step = max(self.steps_done - 1, 0)
+        return self.recipe.learning_rate(step, self.learner.steps)
+
+    def event(
+        self,
+        kind: str,
+        totals: Totals | None = None,
+        validation: float | None = None,
+        message: str = "",
+        result: Result | None = None,
+    ) -> Event:
+        learner, epochs = self.learner, self.recipe.epochs
+        now, steps = time.perf_counter(), self.steps_done
+        done, left = steps - self.first, epochs * learner.steps - steps
+        eta = (now - self.began) / done * left if done > 0 else 0.0
+        speed = self.speed(self.seen, self.seen_steps) if steps > self.seen_steps else 0.0
+        self.seen, self.seen_steps = now, steps
+        loss, error = (None, None) if totals is None else (totals.loss, totals.error)
+        ended = learner.step == 0 and kind in ("epoch", "end")
+        return Event(
+            kind, self.recipe.seed, self.folder, learner.epoch + (not ended), epochs,
+            learner.steps if ended else learner.step, learner.steps, loss, error, validation, self.lr(), speed, eta,
+            message, result,
+        )  # fmt: skip
+
+
+class Board:
+    """TensorBoard's event files, beside the others."""
+
+    def __init__(self, folder: Path, epoch: int):
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise RunError("tensorboard is not installed: pip install tensorboard, or leave the flag out") from None
+        self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=epoch + 1)
+
+    def write(self, row: dict[str, Any]) -> None:
+        for name, value in row.items():
+            if name != "epoch" and value is not None:
+                self.writer.add_scalar(name, value, row["epoch"])
+        self.writer.flush()

@@ -1,0 +1,262 @@
+"""The folder of a run, and weights files: what is written, so that it is never half written, and read again.
+
+    recipe.json         what was trained
+    environment.json    with what: commit, versions, device
+    metrics.csv         a row for each epoch
+    state.safetensors   all that is needed to go on, with the position and the rows so far as JSON in its header
+    last.safetensors    weights; their recipe, classes and view are in the header, so the file is enough to use them
+    best.safetensors    the same with the lowest validation error, where there is a validation share
+    result.json         the last to be written: the run is finished
+
+A file is written beside its place and moved there, so at every moment it is the old one or the new one.
+"""
+
+import csv
+import dataclasses
+import functools
+import io
+import json
+import os
+import platform
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as parse_tensors
+from safetensors.torch import save as serialise
+from torch import Tensor
+
+import vbcaps
+from vbcaps.data import Split, View
+from vbcaps.models import CapsNet
+from vbcaps.recipe import Recipe
+
+COLUMNS = ("epoch", "loss", "train_error", "validation_error", "lr", "seconds", "images_per_second")
+FREE = ("save_seconds", "data")  # fields that may differ when a run goes on; the data have a sum of their own
+WEIGHTS, STATE = "vbcaps weights 1", "vbcaps state 1"
+
+
+class RunError(Exception):
+    """A run folder or weights file that cannot be used. The message says what to do."""
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def write(path: Path, content: bytes) -> None:
+    """Replace a file in one step; a reader, or a crash, finds the old one or the new one."""
+    beside = path.with_name(f".{path.name}.part")
+    try:
+        with open(beside, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise RunError(f"cannot write {path}: {error.strerror}; what was there before is unchanged") from error
+
+
+def write_json(path: Path, content: Any) -> None:
+    write(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise RunError(f"there is no {path}: not the folder of a run") from None
+    except (OSError, ValueError) as error:
+        raise RunError(f"cannot read {path}: {error}") from error
+
+
+def check_writable(folder: Path, size: int) -> None:
+    """Make the folder and see that ``size`` bytes fit, now rather than after the first epoch."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".room.part"
+        try:
+            with open(probe, "wb") as file:
+                file.write(bytes(size))
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            probe.unlink(missing_ok=True)
+    except OSError as error:
+        needs = f"a run needs about {size / 1e6:.0f} MB there"
+        raise RunError(f"cannot write in {folder}: {error.strerror}; {needs}, choose another folder") from error
+
+
+def read_recipe(folder: Path) -> Recipe:
+    try:
+        return Recipe.from_json(read_json(Path(folder) / "recipe.json"))
+    except ValueError as error:
+        raise RunError(f"{folder}/recipe.json: {error}") from error
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    return read_json(Path(folder) / "result.json")
+
+
+def read_metrics(folder: Path) -> list[dict[str, float | None]]:
+    """The rows of metrics.csv; None where a column is empty."""
+    path = Path(folder) / "metrics.csv"
+    try:
+        with open(path, newline="") as file:
+            return [{k: float(v) if v else None for k, v in row.items()} for row in csv.DictReader(file)]
+    except (OSError, ValueError) as error:
+        raise RunError(f"cannot read {path}: {error}") from error
+
+
+def write_metrics(folder: Path, rows: list[dict[str, Any]]) -> None:
+    text = io.StringIO(newline="")
+    table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    write(folder / "metrics.csv", text.getvalue().encode())
+
+
+# --- what is in a safetensors file -----------------------------------------------------------------------------------
+
+
+def pack(tensors: dict[str, Tensor], header: dict[str, str]) -> bytes:
+    return serialise({name: x.detach().cpu().contiguous() for name, x in tensors.items()}, header)
+
+
+def unpack(content: bytes, what: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """(tensors, header) of a safetensors file; nothing in it is executed."""
+    try:
+        tensors = parse_tensors(content)
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise RunError(f"{what} is damaged or no safetensors file: {error}") from error
+    return tensors, header.get("__metadata__", {})
+
+
+def fingerprint(*splits: Split | None) -> str:
+    """A checksum of images and labels, so that a run does not go on with other data."""
+    total = 0
+    for split in splits:
+        if split is not None:
+            for x in (split.images, split.labels):
+                total = zlib.crc32(x.cpu().contiguous().numpy().data, total)
+    return f"{total:08x}"
+
+
+def check_same(saved: dict[str, Any], recipe: Recipe, folder: Path) -> None:
+    """An error that names the fields in which the recipe of a folder differs from the one that is to go on."""
+    mine = recipe.to_json()
+    other = [k for k in mine if k not in FREE and saved.get(k) != mine[k]]
+    if other:
+        lines = "; ".join(f"{k} was {saved.get(k)!r}, is now {mine[k]!r}" for k in other)
+        raise RunError(f"{folder} is a run of another recipe ({lines}): resume it as it was, or choose another folder")
+
+
+# --- weights ---------------------------------------------------------------------------------------------------------
+
+
+class Weights(NamedTuple):
+    """A weights file: the network with its weights, and all it takes to use it."""
+
+    net: CapsNet
+    recipe: Recipe
+    classes: tuple[str, ...]
+    view: View
+    metadata: dict[str, Any]  # epoch, validation and test error, version, commit
+
+
+def save_weights(
+    path: Path, net: CapsNet, recipe: Recipe, classes: tuple[str, ...], view: View, **metadata: Any
+) -> None:
+    """Weights, with recipe, classes and view as JSON in the header; ``metadata`` as well."""
+    content = dict(
+        recipe=recipe.to_json(),
+        classes=list(classes),
+        view=dataclasses.asdict(view),
+        in_channels=net.in_channels,
+        metadata=dict(metadata, version=vbcaps.__version__, commit=commit()),
+    )
+    header = {"format": WEIGHTS} | {name: json.dumps(value) for name, value in content.items()}
+    write(path, pack(net.state_dict(), header))
+
+
+def load_weights(path: str | Path, device: str | torch.device = "cpu") -> Weights:
+    """The network of a weights file, in eval mode; an error for a file of anything else."""
+    path = Path(path)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise RunError(f"cannot read the weights {path}: {error.strerror}") from error
+    tensors, header = unpack(content, str(path))
+    if header.get("format") != WEIGHTS:
+        kind = "a saved state: use last.safetensors beside it" if header.get("format") == STATE else "another program's"
+        raise RunError(f"{path} has no vbcaps weights, it is {kind}")
+    try:
+        fields = {name: json.loads(header[name]) for name in ("recipe", "classes", "view", "in_channels", "metadata")}
+        recipe, view, classes = Recipe.from_json(fields["recipe"]), View(**fields["view"]), tuple(fields["classes"])
+        net = recipe.net(fields["in_channels"], len(classes))
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{path} has a header that this version ({vbcaps.__version__}) cannot read: {error}") from error
+    put(net.state_dict(), tensors, str(path))
+    return Weights(net.to(device).eval(), recipe, classes, view, fields["metadata"])
+
+
+def put(places: dict[str, Tensor], tensors: dict[str, Tensor], what: str) -> None:
+    """Copy ``tensors`` into the places of the same name; an error where names or shapes differ."""
+    wrong = [f"{k} is missing" for k in places if k not in tensors]
+    wrong += [f"{k} is not known" for k in tensors if k not in places]
+    wrong += [
+        f"{k} is {tuple(tensors[k].shape)}, the network's {tuple(places[k].shape)}"
+        for k in places
+        if k in tensors and tensors[k].shape != places[k].shape
+    ]
+    if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise RunError(f"{what} is of another network: {'; '.join(wrong[:3])}{more}")
+    with torch.no_grad():
+        for name, place in places.items():
+            place.copy_(tensors[name])
+
+
+# --- where it ran ----------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def commit() -> str:
+    """Of the source this runs from; of VBCAPS_COMMIT where it is no repository."""
+    if named := os.environ.get("VBCAPS_COMMIT"):
+        return named
+    here = Path(__file__).parent
+    try:
+        git = subprocess.run(
+            ["git", "-C", str(here), "describe", "--always", "--dirty"], capture_output=True, text=True, timeout=10
+        )
+        tracked = subprocess.run(["git", "-C", str(here), "ls-files", "--error-unmatch", __file__], capture_output=True)
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return git.stdout.strip() if git.returncode == 0 == tracked.returncode else "unknown"
+
+
+def environment(device: torch.device, processes: int) -> dict[str, Any]:
+    import safetensors
+
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    return dict(
+        vbcaps=vbcaps.__version__,
+        commit=commit(),
+        command=sys.argv,
+        device=gpu or platform.processor() or platform.machine(),
+        device_type=device.type,
+        processes=processes,
+        threads=torch.get_num_threads(),
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.release()}",
+        torch=torch.__version__,
+        cuda=torch.version.cuda,
+        cudnn=torch.backends.cudnn.version() if device.type == "cuda" else None,
+        safetensors=safetensors.__version__,
+    )
