@@ -1,14 +1,20 @@
 """What the fused routings share: the makings of votes, which device runs the passes over them, and views of results."""
 
+import functools
 import os
+from collections.abc import Callable
 from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from vbcaps.prior import Prior
 from vbcaps.routing import build_cpu
+from vbcaps.routing.fields import Fields
+
+Args = ParamSpec("Args")
+Result = TypeVar("Result")
 
 
 class Votes(NamedTuple):
@@ -50,6 +56,27 @@ def triton_interprets() -> bool:
 def why_no_library() -> str | None:
     """Why there are no kernels for CPUs on this machine, or None where there are."""
     return build_cpu.why_no_library()
+
+
+def on_its_device(op: Callable[Args, Result]) -> Callable[Args, Result]:
+    """Make the device of an op's first tensor the current one: that is where Triton launches, wherever tensors are."""
+
+    @functools.wraps(op)
+    def on_device(*args: Args.args, **kwargs: Args.kwargs) -> Result:
+        with torch.cuda.device_of(args[0]):
+            return op(*args, **kwargs)
+
+    return on_device
+
+
+def most_images(W: Tensor, fields: Fields, iters: int) -> int:
+    """The largest batch that the Triton kernels can address: they count the numbers of a buffer in 32 bits."""
+    (L, I), C, J = fields.child.shape, len(fields.seen), W.shape[1]
+    if max(W.numel(), fields.parents.numel()) >= 2**31:
+        return 0
+    responsibilities = max(iters - 1, 1) * L * I * J  # r, and dz: those of all iterations are one buffer
+    terms = L * J * 16 * (4 * iters - 1)  # what parents add to dV, launch_triton.new_terms
+    return (2**31 - 1) // max(responsibilities, terms, C * 16)
 
 
 def check_fusable(a: Tensor, pose: Tensor, W: Tensor, prior: Prior | None = None) -> None:

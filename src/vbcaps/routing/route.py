@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vbcaps.routing.dynamic import Agreement
 from vbcaps.routing.em import Mixture
 from vbcaps.routing.fields import Fields
-from vbcaps.routing.passes import triton_interprets, why_no_library
+from vbcaps.routing.passes import most_images, triton_interprets, why_no_library
 from vbcaps.routing.vb import Posterior
 
 BACKENDS = ("auto", "reference", "triton", "cpu")
@@ -39,6 +39,8 @@ def route(
     else:
         use_kernels = backend != "reference"
         check_backend(backend, routing, a)
+        if backend == "triton":
+            check_images(len(a), W, fields, routing)
     if use_kernels:
         fused: Callable = routing.fused  # type: ignore[assignment]
         return fused(a, pose, W, fields, place)
@@ -60,7 +62,7 @@ def can_fuse(routing: nn.Module, a: Tensor, pose: Tensor, W: Tensor, fields: Fie
     ):
         return False
     if a.is_cuda:
-        return has_triton() and len(a) * fields.child.numel() * W.shape[1] < 2**31  # offsets are 32 bits
+        return has_triton() and len(a) <= most_images(W, fields, routing.iters)  # type: ignore[arg-type]
     return a.device.type == "cpu" and not triton_interprets() and why_no_library() is None
 
 
@@ -79,6 +81,15 @@ def check_backend(backend: str, routing: nn.Module, a: Tensor) -> None:
             raise ValueError("backend='cpu', but TRITON_INTERPRET=1 gives every tensor on the CPU to Triton")
         if why := why_no_library():
             raise ValueError(f"backend='cpu', but its kernels could not be built: {why}; use backend='reference'")
+
+
+def check_images(images: int, W: Tensor, fields: Fields, routing: nn.Module) -> None:
+    most = most_images(W, fields, routing.iters)  # type: ignore[arg-type]
+    if images > most:
+        raise ValueError(
+            f"backend='triton' addresses at most {most} images in this layer, got {images}: its offsets are 32 bits; "
+            "use smaller batches or backend='reference'"
+        )
 
 
 @functools.cache
