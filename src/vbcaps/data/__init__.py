@@ -3,16 +3,22 @@
 from vbcaps.data.augment import View
 from vbcaps.data.catalogue import DATASETS, load
 from vbcaps.data.dataset import DataError, Dataset, Split, data_folder
+from vbcaps.data.download import FileState, check, fetch
+from vbcaps.data.folder import read_image
 from vbcaps.data.splits import hold_out, viewpoints
 
 __all__ = [
     "DATASETS",
     "DataError",
     "Dataset",
+    "FileState",
     "Split",
     "View",
+    "check",
     "data_folder",
+    "fetch",
     "hold_out",
     "load",
+    "read_image",
     "viewpoints",
 ]

@@ -4,14 +4,23 @@ import difflib
 from collections.abc import Callable
 from pathlib import Path
 
+from vbcaps.data.affnist import affnist
+from vbcaps.data.cifar10 import cifar10
 from vbcaps.data.dataset import DataError, Dataset, data_folder
+from vbcaps.data.folder import image_folder
 from vbcaps.data.mnist import fashion_mnist, mnist
 from vbcaps.data.resize import resize_dataset
 from vbcaps.data.sample import sample
+from vbcaps.data.smallnorb import smallnorb
+from vbcaps.data.svhn import svhn
 
-LOADERS: dict[str, Callable[[Path], Dataset]] = {
+LOADERS: dict[str, Callable[..., Dataset]] = {
+    "smallnorb": smallnorb,
     "fashion-mnist": fashion_mnist,
     "mnist": mnist,
+    "affnist": affnist,
+    "svhn": svhn,
+    "cifar10": cifar10,
 }
 DATASETS = ("sample", *LOADERS)
 
@@ -20,12 +29,18 @@ def load(name: str | Path, folder: str | Path | None = None, size: int | None = 
     """A dataset by its name, from its files in ``data_folder(folder) / name``; "sample" needs none.
 
     A path to a folder of class folders loads your own images. ``size`` is the height and width of the images; without
-    it they keep their own.
+    it smallNORB comes at 48, your own at 32, others at their own size.
     """
+    if size is not None and size < 1:
+        raise ValueError(f"size must be at least 1, got {size}")
     if str(name) == "sample":
         return resize_dataset(sample(), size)
+    if str(name) == "smallnorb":
+        return smallnorb(data_folder(folder) / name, size)
     if str(name) in LOADERS:
         return resize_dataset(LOADERS[str(name)](data_folder(folder) / name), size)
+    if Path(name).is_dir():
+        return image_folder(Path(name), size)
     near = difflib.get_close_matches(str(name), DATASETS, 1)
     hint = f" (nearest: {near[0]})" if near else ""
     raise DataError(f"{str(name)!r} is neither a dataset nor a folder{hint}: datasets are {', '.join(DATASETS)}")

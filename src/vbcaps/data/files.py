@@ -1,36 +1,93 @@
-"""Finding and reading the official files, compressed or not, with errors that say which file and what to do."""
+"""Finding and reading data files, compressed or not, with errors that say which file and what to do.
+
+Nothing that is read is executed: no pickles, and arrays only as ``.npy`` without objects.
+"""
 
 import gzip
+import hashlib
+import io
 import lzma
+import zipfile
 import zlib
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from vbcaps.data.dataset import DataError
+from vbcaps.data.official import SUMS
 
-OPEN: dict[str, Callable] = {".gz": gzip.open, ".xz": lzma.open}
+AGAIN = "delete it and fetch it again (vbcaps data fetch)"
 
 
 def plain(name: str) -> str:
     """The name without its compression: a.mat for a.mat.gz."""
-    return name.removesuffix(".gz").removesuffix(".xz")
+    return name.removesuffix(".gz").removesuffix(".xz").removesuffix(".zip")
 
 
-def find(folder: Path, names: tuple[str, ...]) -> Path:
-    """The first of ``names`` that is in ``folder``, or is there uncompressed."""
-    for name in names:
-        for candidate in (name, plain(name)):
-            if (folder / candidate).is_file():
-                return folder / candidate
-    raise DataError(f"{folder / names[0]} is missing: fetch it with `vbcaps data fetch`, or place it there by hand")
+def find(folder: Path, name: str) -> Path | None:
+    """The file ``name`` in ``folder``, or its uncompressed twin."""
+    candidates = (folder / name, folder / plain(name))
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def need(folder: Path, name: str) -> Path:
+    path = find(folder, name)
+    if path is None:
+        raise DataError(
+            f"{folder / name} is missing: fetch it with `vbcaps data fetch {folder.name}`, or place it there by hand"
+        )
+    return path
+
+
+def read_raw(path: Path) -> bytes:
+    """The bytes on the disk. A file with the name and size of an official one must have its sum."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error})") from error
+    published = SUMS.get((path.name, len(data)))
+    if published and hashlib.sha256(data).hexdigest() != published:
+        raise DataError(f"{path}: damaged, its SHA-256 is not the published {published}: {AGAIN}")
+    return data
 
 
 def read(path: Path) -> bytes:
-    """All bytes of a file, uncompressed."""
+    """The contents, uncompressed; of a.mat.zip, those of a.mat in it."""
+    data = read_raw(path)
     try:
-        with OPEN.get(path.suffix, open)(path, "rb") as file:
-            return file.read()
-    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
-        raise DataError(f"{path}: damaged or cut short ({error}): delete it and fetch it again") from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error})") from error
+        if path.suffix == ".gz":
+            return gzip.decompress(data)
+        if path.suffix == ".xz":
+            return lzma.decompress(data)
+        if path.suffix == ".zip":
+            with zipfile.ZipFile(io.BytesIO(data)) as archive:
+                return archive.read(plain(path.name))
+    except (EOFError, KeyError, OSError, zlib.error, lzma.LZMAError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path}: damaged or cut short ({error}): {AGAIN}") from error
+    return data
+
+
+def read_npy(path: Path) -> np.ndarray:
+    """An array from .npy or .npy.xz."""
+    data = read(path)
+    try:
+        return np.load(io.BytesIO(data), allow_pickle=False)
+    except (EOFError, OSError, ValueError) as error:
+        raise DataError(f"{path}: not an array in .npy format, or damaged ({error})") from error
+
+
+def read_matlab(path: Path, variables: tuple[str, ...]) -> dict[str, Any]:
+    """Variables of a MATLAB file (version 5), zipped or not."""
+    try:
+        from scipy.io import loadmat
+    except ImportError as error:
+        raise DataError(f"{path}: MATLAB files need SciPy: pip install scipy") from error
+    data = read(path)
+    try:
+        found = loadmat(io.BytesIO(data), variable_names=variables)
+    except Exception as error:  # SciPy fails on damage in a dozen ways, from TypeError to zlib.error
+        raise DataError(f"{path}: not a MATLAB 5 file, or damaged ({error}): {AGAIN}") from error
+    if missing := [name for name in variables if name not in found]:
+        raise DataError(f"{path}: has no variable {missing[0]!r}")
+    return found

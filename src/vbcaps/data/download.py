@@ -1,0 +1,138 @@
+"""Fetch the official files, and say in which state they are."""
+
+import errno
+import hashlib
+import os
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Callable
+from http.client import HTTPException
+from pathlib import Path
+from typing import NamedTuple
+
+from vbcaps.data.dataset import DataError, data_folder
+from vbcaps.data.files import find, read
+from vbcaps.data.official import OFFICIAL, OfficialFile
+
+DISK = (errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EROFS)  # no mirror helps
+BLOCK, TIMEOUT = 1 << 18, 30  # bytes, seconds without a byte
+Progress = Callable[[str, int, int | None], None]  # name of the file, bytes so far, bytes in all where known
+
+
+class FileState(NamedTuple):
+    """One row of ``vbcaps data check``."""
+
+    name: str
+    state: str  # "ok", "damaged", "missing"; "readable": no sum is known; "present": not an official file
+    path: Path
+    note: str = ""
+
+
+def check(name: str, folder: str | Path | None = None) -> list[FileState]:
+    """The state of each official file of a dataset, and of files that stand in for them."""
+    place = data_folder(folder) / name
+    rows = [_state(place, file) for file in _official(name)]
+    if any(row.state == "missing" for row in rows) and place.is_dir():
+        known = {row.path for row in rows}
+        others = (path for path in sorted(place.rglob("*")) if path.is_file() and path.suffix != ".part")
+        rows += [FileState(path.name, "present", path, "not an official file") for path in others if path not in known]
+    return rows
+
+
+def fetch(name: str, folder: str | Path | None = None, progress: Progress | None = None) -> list[FileState]:
+    """Fetch the official files of a dataset that are not there yet; each is held to its sum before it gets its name.
+
+    affNIST trains on MNIST, which is fetched too.
+    """
+    files = _official(name)
+    before = fetch("mnist", folder, progress) if name == "affnist" else []
+    place = data_folder(folder) / name
+    for file in files:
+        if _state(place, file).state in ("missing", "damaged"):
+            _fetch(file, place, progress)
+    return before + [_state(place, file) for file in files]
+
+
+def _official(name: str) -> tuple[OfficialFile, ...]:
+    if name not in OFFICIAL:
+        raise DataError(f"{name!r} is not a dataset: datasets are {', '.join(OFFICIAL)}")
+    return OFFICIAL[name]
+
+
+def _state(place: Path, file: OfficialFile) -> FileState:
+    path = find(place, file.name)
+    if path is None:
+        return FileState(file.name, "missing", place / file.name)
+    try:
+        content = read(path)
+    except DataError as error:
+        return FileState(file.name, "damaged", path, str(error))
+    if path.name == file.name and path.stat().st_size == file.size:  # then ``read`` has held it to the published sum
+        return FileState(file.name, "ok", path)
+    if file.content is None:
+        return FileState(file.name, "readable", path, "no sum is published to hold it to")
+    if hashlib.sha256(content).hexdigest() == file.content:
+        return FileState(file.name, "ok", path, "packed differently, contents as published")
+    return FileState(file.name, "damaged", path, "its contents are not the published ones")
+
+
+def _fetch(file: OfficialFile, place: Path, progress: Progress | None) -> None:
+    part = place / f"{file.name}.part"
+    reasons = []
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        for address in file.addresses:
+            try:
+                _download(address, part, file, progress)
+            except (OSError, HTTPException, DataError) as error:
+                if isinstance(error, OSError) and error.errno in DISK:
+                    raise
+                reasons.append(f"{address}: {error}")
+                continue
+            os.replace(part, place / file.name)
+            return
+    except OSError as error:
+        raise DataError(f"{place}: cannot be written to ({error})") from error
+    names = "\n".join(f"  {place / other.name}" for other in OFFICIAL[place.name])
+    raise DataError(
+        f"{file.name} could not be fetched:\n" + "\n".join(f"  {reason}" for reason in reasons) + "\n"
+        f"Without a network, place the files of {place.name} by hand:\n{names}"
+    )
+
+
+def _download(address: str, part: Path, file: OfficialFile, progress: Progress | None) -> None:
+    """Into ``part``, going on where an earlier attempt ended; what is not the official file is deleted."""
+    have = part.stat().st_size if part.is_file() else 0
+    headers = {"User-Agent": "vbcaps"} | ({"Range": f"bytes={have}-"} if have else {})
+    request = urllib.request.Request(address, headers=headers)
+    try:
+        response = urllib.request.urlopen(request, timeout=TIMEOUT)
+    except urllib.error.HTTPError as error:
+        if error.code != 416:  # nothing is left to send: the part is whole, or not of this file
+            raise
+    else:
+        with response, open(part, "ab" if response.status == 206 else "wb") as out:
+            done = out.tell()
+            left = response.headers.get("Content-Length")
+            total = done + int(left) if left else file.size
+            while block := response.read(BLOCK):
+                out.write(block)
+                done += len(block)
+                if progress:
+                    progress(file.name, done, total)
+            if total is not None and done < total:
+                raise DataError(f"the connection ended after {done} of {total} bytes")
+    if not _genuine(part, file):
+        part.unlink()
+        raise DataError("what came is not the published file: its SHA-256 differs, or its archive is damaged")
+
+
+def _genuine(part: Path, file: OfficialFile) -> bool:
+    if file.sha256 is None:  # only zip archives have no published sum, and they carry sums themselves
+        if not zipfile.is_zipfile(part):
+            return False
+        with zipfile.ZipFile(part) as archive:
+            return archive.testzip() is None
+    with open(part, "rb") as data:
+        return hashlib.file_digest(data, "sha256").hexdigest() == file.sha256

@@ -1,0 +1,106 @@
+"""Your own images: a folder of class folders.
+
+Either ``train`` and ``test`` (or ``val``), each with one folder for every class, or the class folders alone, of which a
+class-balanced fifth is held out for the test.
+"""
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from vbcaps.data.dataset import DataError, Dataset, Split
+from vbcaps.data.splits import hold_out
+
+SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+TEST_NAMES = ("test", "val", "valid", "validation")
+SIZE, TEST_FRACTION, SEED = 32, 0.2, 0
+GREY = {"1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N"}
+LAYOUT = "expected one folder for each class with images in it, or train/ and test/ with such folders"
+Files = dict[str, list[Path]]  # images by class
+
+
+def image_folder(root: Path, size: int | None = None) -> Dataset:
+    """Images of ``size`` (32): the shorter side is resized to it, the longer cropped. Grey if all are, else colour."""
+    size = size or SIZE
+    train_folder = root / "train"
+    test_folder = next((root / name for name in TEST_NAMES if (root / name).is_dir()), None)
+    if train_folder.is_dir() and test_folder is not None:
+        parts = [_class_files(train_folder), _class_files(test_folder)]
+        if parts[0].keys() != parts[1].keys():
+            differ = ", ".join(sorted(parts[0].keys() ^ parts[1].keys()))
+            raise DataError(f"{root}: the classes of train and {test_folder.name} differ: {differ}")
+    else:
+        parts = [_class_files(train_folder if train_folder.is_dir() else root)]
+    paths = [path for files in parts for members in files.values() for path in members]
+    channels = 1 if all(_each(is_grey, paths)) else 3
+    splits = [_read(files, size, channels) for files in parts]
+    classes = tuple(parts[0])
+    if len(splits) == 1:
+        if single := [name for name, members in parts[0].items() if len(members) < 2]:
+            raise DataError(f"{root / single[0]}: one image only, but there must be one to train and one to test")
+        splits = [*hold_out(splits[0], TEST_FRACTION, SEED)]
+    return Dataset(root.name or str(root), splits[0], splits[1], classes, f"the images in {root.name or root}")
+
+
+def read_image(path: Path, size: int, channels: int) -> Tensor:
+    """One image file as uint8 ``channels size size``: upright, on white where transparent, 16 bits as 8."""
+    try:
+        with Image.open(path) as file:
+            image = ImageOps.exif_transpose(file)
+            if image.mode.startswith("I"):  # 16 bits of grey, which Pillow's own conversion would clip
+                image = Image.fromarray((np.clip(np.asarray(image), 0, 65535) // 257).astype(np.uint8))
+            if image.mode == "F":
+                raise DataError(f"{path}: floating-point pixels have no agreed range: save it with 8 or 16 bits")
+            if image.has_transparency_data:
+                image = image.convert("RGBA")
+                image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+            image = image.convert("L" if channels == 1 else "RGB")
+            image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(f"{path}: cannot be read as an image ({error})") from error
+    return torch.from_numpy(np.array(image)).view(size, size, channels).permute(2, 0, 1).contiguous()
+
+
+def is_grey(path: Path) -> bool:
+    try:
+        with Image.open(path) as image:
+            return image.mode in GREY
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(f"{path}: cannot be read as an image ({error})") from error
+
+
+def _class_files(folder: Path) -> Files:
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder")
+    visible = (path for path in sorted(folder.iterdir()) if not path.name.startswith("."))
+    files = {path.name: _images(path) for path in visible if path.is_dir()}
+    if not files:
+        raise DataError(f"{folder}: has no class folders: {LAYOUT}")
+    if len(files) == 1:
+        raise DataError(f"{folder}: has one class only, {next(iter(files))}: {LAYOUT}")
+    if empty := [name for name, members in files.items() if not members]:
+        raise DataError(f"{folder / empty[0]}: has no images ({', '.join(sorted(SUFFIXES))}): {LAYOUT}")
+    return files
+
+
+def _images(folder: Path) -> list[Path]:
+    paths = (path for path in sorted(folder.rglob("*")) if not path.name.startswith("."))
+    return [path for path in paths if path.suffix.lower() in SUFFIXES and path.is_file()]
+
+
+def _read(files: Files, size: int, channels: int) -> Split:
+    paths = [path for members in files.values() for path in members]
+    images = torch.stack(list(_each(lambda path: read_image(path, size, channels), paths)))
+    labels = [label for label, members in enumerate(files.values()) for _ in members]
+    return Split(images, torch.tensor(labels))
+
+
+def _each(function, paths: list[Path]) -> Iterable:  # type: ignore[no-untyped-def]
+    """In threads: Pillow decodes outside Python's lock."""
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(function, paths))
