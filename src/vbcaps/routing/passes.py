@@ -70,13 +70,17 @@ def on_its_device(op: Callable[Args, Result]) -> Callable[Args, Result]:
 
 
 def most_images(W: Tensor, fields: Fields, iters: int) -> int:
-    """The largest batch that the Triton kernels can address: they count the numbers of a buffer in 32 bits."""
+    """The largest batch that the Triton kernels can take: they count the numbers of a buffer in 32 bits.
+
+    And they deal fields, and images by eight, to axes of a grid, which CUDA lets have 65535 programs.
+    """
     (L, I), C, J = fields.child.shape, len(fields.seen), W.shape[1]
-    if max(W.numel(), fields.parents.numel()) >= 2**31:
+    if max(W.numel(), fields.parents.numel()) >= 2**31 or L >= 2**16:
         return 0
     responsibilities = max(iters - 1, 1) * L * I * J  # r, and dz: those of all iterations are one buffer
     terms = L * J * 16 * (4 * iters - 1)  # what parents add to dV, launch_triton.new_terms
-    return (2**31 - 1) // max(responsibilities, terms, C * 16)
+    most = min((2**31 - 1) // max(responsibilities, terms, C * 16), 8 * (2**16 - 1))
+    return most // 8 * 8  # the terms have room for whole eights
 
 
 def check_fusable(a: Tensor, pose: Tensor, W: Tensor, prior: Prior | None = None) -> None:
