@@ -123,9 +123,12 @@ def _download(address: str, part: Path, file: OfficialFile, progress: Progress |
                     progress(file.name, done, total)
             if total is not None and done < total:
                 raise DataError(f"the connection ended after {done} of {total} bytes")
-    if not _genuine(part, file):
-        part.unlink()
+    if _genuine(part, file):
+        return
+    part.unlink()
+    if not have:
         raise DataError("what came is not the published file: its SHA-256 differs, or its archive is damaged")
+    _download(address, part, file, progress)  # from the start: it may be the earlier attempt's fault
 
 
 def _genuine(part: Path, file: OfficialFile) -> bool:

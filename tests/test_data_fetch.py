@@ -1,0 +1,220 @@
+"""Fetching from a server of our own: mirrors, sums, interruptions; and what ``check`` says afterwards."""
+
+import gzip
+import hashlib
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import official_files as official
+import pytest
+
+from vbcaps.data import DataError, check, download, fetch, load
+from vbcaps.data import official as table
+from vbcaps.data.official import OFFICIAL, OfficialFile
+
+PREFIXES = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+
+
+class Server:
+    """Serves ``files`` by their address; ``ranges`` says whether it can go on in the middle."""
+
+    def __init__(self):
+        self.files: dict[str, bytes] = {}
+        self.requests: list[tuple[str, str | None]] = []
+        self.ranges = True
+        self.break_after: int | None = None
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                asked = self.headers.get("Range")
+                outer.requests.append((self.path, asked))
+                data = outer.files.get(self.path)
+                if data is None:
+                    self.send_error(404)
+                    return
+                start = int(asked[len("bytes=") : -1]) if asked and outer.ranges else 0
+                if start >= len(data) > 0 and start:
+                    self.send_error(416)
+                    return
+                self.send_response(206 if start else 200)
+                self.send_header("Content-Length", str(len(data) - start))
+                self.end_headers()
+                end = None if outer.break_after is None else start + outer.break_after
+                self.wfile.write(data[start:end])
+
+            def log_message(self, *args):
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self.http.server_port}"
+        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
+
+
+@pytest.fixture
+def server(monkeypatch):
+    server = Server()
+    monkeypatch.setattr(table, "ARCHIVE", server.address + "/archive/")
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    yield server
+    server.http.shutdown()
+    server.http.server_close()
+
+
+@pytest.fixture
+def mnist(server, monkeypatch, tmp_path):
+    """MNIST, ten images of it, published by the server's second mirror."""
+    official.make_idx(tmp_path / "published")
+    files = []
+    for prefix in PREFIXES:
+        name = f"{prefix}-ubyte.gz"
+        data = (tmp_path / "published" / name).read_bytes()
+        server.files[f"/second/{name}"] = data
+        sums = [hashlib.sha256(d).hexdigest() for d in (data, gzip.decompress(data))]
+        mirrors = (f"{server.address}/first/", f"{server.address}/second/")
+        files.append(OfficialFile(name, len(data), *sums, mirrors))
+        monkeypatch.setitem(table.SUMS, (name, len(data)), sums[0])
+    monkeypatch.setitem(OFFICIAL, "mnist", tuple(files))
+    return files
+
+
+def states(name: str, folder: Path) -> list[str]:
+    return [row.state for row in check(name, folder)]
+
+
+def test_fetch_from_the_second_mirror(server, mnist, tmp_path):
+    told = []
+    rows = fetch("mnist", tmp_path, progress=lambda *call: told.append(call))
+    assert [row.state for row in rows] == ["ok"] * 4
+    assert load("mnist", tmp_path).train.images.shape == (10, 1, 28, 28)
+    assert [call for call in told if call[1] == call[2]] == [(file.name, file.size, file.size) for file in mnist]
+    assert sorted(path.name for path in (tmp_path / "mnist").iterdir()) == sorted(file.name for file in mnist)
+
+    asked = len(server.requests)
+    fetch("mnist", tmp_path)  # nothing is left to do
+    assert len(server.requests) == asked
+
+
+def test_what_is_damaged_is_fetched_again(mnist, tmp_path):
+    fetch("mnist", tmp_path)
+    official.flip(tmp_path / "mnist" / mnist[0].name)
+    (tmp_path / "mnist" / mnist[2].name).unlink()
+    assert states("mnist", tmp_path) == ["damaged", "ok", "missing", "ok"]
+    assert "SHA-256" in check("mnist", tmp_path)[0].note
+    fetch("mnist", tmp_path)
+    assert states("mnist", tmp_path) == ["ok"] * 4
+
+
+def test_a_wrong_file_never_gets_the_name(server, mnist, tmp_path):
+    """The first mirror sends another file, the second a page: an error, and nothing that looks like data."""
+    name = mnist[0].name
+    server.files[f"/first/{name}"] = server.files[f"/second/{mnist[2].name}"]
+    server.files[f"/second/{name}"] = b"<html>sorry</html>"
+    with pytest.raises(DataError, match="what came is not the published file"):
+        fetch("mnist", tmp_path)
+    assert list((tmp_path / "mnist").iterdir()) == []
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_an_interrupted_download_goes_on(server, mnist, tmp_path, monkeypatch, ranges):
+    file = mnist[0]
+    server.ranges, server.break_after = ranges, 1000
+    monkeypatch.setitem(OFFICIAL, "mnist", (file._replace(mirrors=(f"{server.address}/second/",)),))
+    with pytest.raises(DataError, match=f"the connection ended after 1000 of {file.size} bytes|IncompleteRead"):
+        fetch("mnist", tmp_path)
+    assert states("mnist", tmp_path) == ["missing"]
+    assert (tmp_path / "mnist" / f"{file.name}.part").stat().st_size == 1000
+    server.break_after = None
+    server.requests.clear()
+    fetch("mnist", tmp_path)
+    assert server.requests == [(f"/second/{file.name}", "bytes=1000-")]
+    assert states("mnist", tmp_path) == ["ok"]
+
+
+@pytest.mark.parametrize("left", ["whole", "longer", "other"])
+def test_what_an_earlier_attempt_left(server, mnist, tmp_path, left):
+    file = mnist[0]
+    data = server.files[f"/second/{file.name}"]
+    part = tmp_path / "mnist" / f"{file.name}.part"
+    official.write(part, {"whole": data, "longer": data + b"more", "other": b"x" * 500}[left])
+    assert [row.state for row in fetch("mnist", tmp_path)] == ["ok"] * 4
+    assert not part.exists()
+
+
+def test_without_a_network(monkeypatch, tmp_path):
+    """The message names every file to place by hand, and where."""
+    closed = tuple(file._replace(mirrors=("http://127.0.0.1:9/",)) for file in OFFICIAL["smallnorb"])
+    monkeypatch.setattr(table, "ARCHIVE", "http://127.0.0.1:9/")
+    monkeypatch.setitem(OFFICIAL, "smallnorb", closed)
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(DataError) as caught:
+        fetch("smallnorb", tmp_path)
+    for file in closed:
+        assert str(tmp_path / "smallnorb" / file.name) in str(caught.value)
+    assert "refused" in str(caught.value)
+
+
+def test_a_folder_that_cannot_be_written(mnist, tmp_path):
+    (tmp_path / "mnist").write_text("a file where the folder should be")
+    with pytest.raises(DataError, match="cannot be written to"):
+        fetch("mnist", tmp_path)
+
+
+def test_a_full_disk_is_not_the_mirrors_fault(server, mnist, tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(download, "_download", full)
+    with pytest.raises(DataError, match=r"cannot be written to .*No space left"):
+        fetch("mnist", tmp_path)
+
+
+def test_affnist_comes_with_mnist(server, mnist, tmp_path, monkeypatch):
+    """Its archive has no published sum: its own are checked."""
+    official.make_affnist(tmp_path / "test.mat.zip")
+    whole = (tmp_path / "test.mat.zip").read_bytes()
+    file = OFFICIAL["affnist"][0]._replace(mirrors=(f"{server.address}/aff/",))
+    monkeypatch.setitem(OFFICIAL, "affnist", (file,))
+    bad = bytearray(whole)
+    bad[len(bad) // 2] ^= 0xFF
+    for wrong in (b"<html>sorry</html>", bytes(bad)):
+        server.files["/aff/test.mat.zip"] = wrong
+        with pytest.raises(DataError, match="not the published file"):
+            fetch("affnist", tmp_path)
+    server.files["/aff/test.mat.zip"] = whole
+    assert [row.state for row in fetch("affnist", tmp_path)] == ["ok"] * 4 + ["readable"]
+    assert load("affnist", tmp_path).source == "original files"
+
+
+def test_check_of_files_packed_differently(mnist, tmp_path):
+    """Unpacked, or packed by another gzip: the contents count."""
+    official.make_idx(tmp_path / "mnist", suffix="")
+    assert states("mnist", tmp_path) == ["ok"] * 4
+    path = tmp_path / "mnist" / "t10k-labels-idx1-ubyte"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    assert states("mnist", tmp_path) == ["ok"] * 3 + ["damaged"]
+
+
+def test_check_of_stand_ins(tmp_path):
+    official.make_sheets(tmp_path / "svhn", n=70)
+    rows = check("svhn", tmp_path)
+    assert [row.state for row in rows] == ["missing"] * 2 + ["present"] * 4
+    assert rows[2].name == "test_00.webp"
+    assert check("sample") == []
+
+
+def test_unknown_names():
+    for ask in (check, fetch):
+        with pytest.raises(DataError, match="'norb' is not a dataset: datasets are sample, smallnorb"):
+            ask("norb")
+
+
+def test_the_table_is_well_formed():
+    for files in OFFICIAL.values():
+        for file in files:
+            assert len(file.addresses) >= 2
+            assert all(address.startswith("http") and address.endswith("/" + file.name) for address in file.addresses)
+            assert file.sha256 is None or len(bytes.fromhex(file.sha256)) == 32

@@ -1,0 +1,158 @@
+"""Folders of images as people have them."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import official_files as official
+import pytest
+import torch
+from PIL import Image
+
+from vbcaps.data import DataError, load, read_image
+
+RED, GREEN = (250, 0, 0), (0, 250, 0)
+
+
+def save(path: Path, colour: tuple[int, ...] | int, size: tuple[int, int] = (40, 30)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("L" if isinstance(colour, int) else "RGB", size, colour).save(path)
+
+
+def colours(root: Path, n: int = 10) -> None:
+    for k in range(n):
+        save(root / "red" / f"{k}.png", (250, k, 0), (20 + k, 40))
+        save(root / "green" / f"{k}.jpg", (k, 250, 0))
+
+
+def test_class_folders_alone(tmp_path):
+    colours(tmp_path)
+    (tmp_path / "red" / "notes.txt").write_text("not an image")
+    (tmp_path / "red" / ".hidden.png").write_text("not an image either")
+    (tmp_path / ".cache").mkdir()
+    data = load(tmp_path, size=16)
+    assert data.classes == ("green", "red")
+    assert data.train.images.shape == (16, 3, 16, 16)
+    assert data.test.labels.bincount().tolist() == [2, 2]
+    for split in (data.train, data.test):
+        brightest = split.images.float().mean((2, 3)).argmax(1)
+        assert torch.equal(split.labels, 1 - brightest)  # label 1 is red, channel 0
+    again = load(str(tmp_path), size=16)
+    assert torch.equal(again.test.images, data.test.images)
+    assert load(tmp_path).train.images.shape[2:] == (32, 32)
+
+
+@pytest.mark.parametrize("name", ["test", "val"])
+def test_split_by_the_user(tmp_path, name):
+    colours(tmp_path / "train", n=3)
+    colours(tmp_path / name, n=2)
+    data = load(tmp_path)
+    assert (data.train.labels.tolist(), data.test.labels.tolist()) == ([0] * 3 + [1] * 3, [0] * 2 + [1] * 2)
+    save(tmp_path / name / "blue" / "0.png", (0, 0, 255))
+    with pytest.raises(DataError, match=f"classes of train and {name} differ: blue"):
+        load(tmp_path)
+
+
+def test_train_folder_alone_is_split(tmp_path):
+    colours(tmp_path / "train", n=5)
+    assert load(tmp_path).test.labels.tolist() == [0, 1]
+
+
+def test_grey_if_all_are(tmp_path):
+    for k in range(3):
+        save(tmp_path / "dark" / f"{k}.png", 10 + k)
+        save(tmp_path / "light" / f"{k}.png", 200 + k)
+    assert load(tmp_path).train.images.shape[1] == 1
+    save(tmp_path / "light" / "3.png", RED)
+    assert load(tmp_path).train.images.shape[1] == 3
+
+
+def test_the_shorter_side_is_resized_and_the_longer_cropped(tmp_path):
+    image = np.zeros((20, 60, 3), np.uint8)
+    image[:, 20:40] = RED
+    Image.fromarray(image).save(tmp_path / "wide.png")
+    assert torch.equal(read_image(tmp_path / "wide.png", 20, 3), torch.from_numpy(image[:, 20:40]).permute(2, 0, 1))
+    assert (read_image(tmp_path / "wide.png", 10, 3)[0, 1:9, 1:9] == 250).all()
+
+
+def test_exif_orientation(tmp_path):
+    """A photograph that the camera says to turn: the red top is stored on the left."""
+    upright = Image.new("RGB", (32, 32), GREEN)
+    upright.paste(RED, (0, 0, 32, 16))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn by 90 degrees clockwise to see it upright
+    upright.rotate(90).save(tmp_path / "photo.png", exif=exif)
+    assert torch.equal(read_image(tmp_path / "photo.png", 32, 3), torch.from_numpy(np.array(upright)).permute(2, 0, 1))
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_transparent_is_white(tmp_path, mode):
+    image = Image.new("RGBA", (8, 8), (0, 0, 0, 0))
+    image.paste((0, 0, 0, 255), (0, 0, 8, 4))  # black above, nothing below
+    image.convert(mode).save(tmp_path / "a.png")
+    seen = read_image(tmp_path / "a.png", 8, 1)
+    assert (seen[0, :4] == 0).all()
+    assert (seen[0, 4:] == 255).all()
+
+
+def test_palette(tmp_path):
+    image = Image.new("RGB", (8, 8), RED)
+    image.paste(GREEN, (4, 0, 8, 8))
+    image.quantize(4).save(tmp_path / "p.gif")
+    assert torch.equal(read_image(tmp_path / "p.gif", 8, 3), torch.from_numpy(np.array(image)).permute(2, 0, 1))
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+def test_16_bits(tmp_path, suffix):
+    values = np.array([[0, 257, 128 * 257, 65535]] * 4, np.uint16)
+    Image.fromarray(values).save(tmp_path / f"deep.{suffix}")
+    assert read_image(tmp_path / f"deep.{suffix}", 4, 1)[0, 0].tolist() == [0, 1, 128, 255]
+
+
+def test_one_bit_and_cmyk(tmp_path):
+    Image.new("1", (8, 8), 1).save(tmp_path / "bit.png")
+    assert (read_image(tmp_path / "bit.png", 8, 1) == 255).all()
+    Image.new("CMYK", (8, 8), (0, 255, 255, 0)).save(tmp_path / "print.jpg")
+    red = read_image(tmp_path / "print.jpg", 8, 3).float().mean((1, 2))
+    assert red[0] > 200 > 60 > red[1:].max()
+
+
+def test_floating_point_is_refused(tmp_path):
+    Image.fromarray(np.ones((4, 4), np.float32)).save(tmp_path / "f.tif")
+    with pytest.raises(DataError, match=r"f\.tif: floating-point"):
+        read_image(tmp_path / "f.tif", 4, 1)
+
+
+def damaged(root: Path, how) -> Path:
+    path = root / "red" / "bad.png"
+    Image.fromarray(official.pixels(40, 40, 3)).save(path)
+    how(path)
+    return path
+
+
+@pytest.mark.parametrize("how", [official.cut, official.page, official.flip, lambda path: path.write_bytes(b"")])
+def test_an_unreadable_image_is_named(tmp_path, how):
+    colours(tmp_path)
+    damaged(tmp_path, how)
+    with pytest.raises(DataError, match=r"red.bad\.png: cannot be read as an image"):
+        load(tmp_path)
+
+
+def test_folders_that_are_no_dataset(tmp_path):
+    with pytest.raises(DataError, match="has no class folders: expected one folder for each class"):
+        load(tmp_path)
+    save(tmp_path / "loose.png", RED)
+    with pytest.raises(DataError, match="has no class folders"):
+        load(tmp_path)
+    save(tmp_path / "red" / "0.png", RED)
+    with pytest.raises(DataError, match="has one class only, red"):
+        load(tmp_path)
+    (tmp_path / "green").mkdir()
+    with pytest.raises(DataError, match=r"green: has no images \(\.bmp, "):
+        load(tmp_path)
+    save(tmp_path / "green" / "0.png", GREEN)
+    save(tmp_path / "green" / "1.png", GREEN)
+    with pytest.raises(DataError, match="red: one image only"):
+        load(tmp_path)
+    shutil.copy(tmp_path / "red" / "0.png", tmp_path / "red" / "1.png")
+    assert load(tmp_path).test.labels.tolist() == [0, 1]

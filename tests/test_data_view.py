@@ -1,0 +1,236 @@
+"""What the network sees, held to literal loops over pixels."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+
+from vbcaps.data import Split, View
+
+VIEWS = {
+    "smallNORB": View(crop=8),
+    "smallNORB, released": View(crop=8, standardise="crop"),
+    "Fashion-MNIST": View(crop=12, pad=4, standardise="dataset"),
+    "CIFAR-10": View(crop=12, pad=4, standardise="dataset", flip=True),
+    "CIFAR-10, padded with zeros": View(crop=12, pad=4, standardise="dataset", flip=True, fill="mean"),
+    "MNIST in a frame": View(crop=17, standardise="dataset", place=True),
+    "all": View(crop=9, pad=2, standardise="crop", flip=True, brightness=0.3, contrast=0.5),
+    "all, by the image": View(crop=9, pad=2, flip=True, brightness=1.0, contrast=1.0, fill="mean"),
+    "as it is": View(crop=12, standardise="none", contrast=0.2),
+}
+
+
+def images_of(n: int = 5, c: int = 2, h: int = 12, w: int = 12) -> torch.Tensor:
+    return torch.randint(256, (n, c, h, w), dtype=torch.uint8, generator=torch.Generator().manual_seed(h))
+
+
+def moments(values: list[float]) -> tuple[float, float]:
+    mean = sum(values) / len(values)
+    return mean, math.sqrt(sum((v - mean) ** 2 for v in values) / len(values))
+
+
+def literal(view: View, image: list, top: int, left: int, flip: bool, bright: float, contrast: float) -> list:
+    """One image, in loops: crop (black outside), flip, brightness, contrast, standardise."""
+    crop, h, w = view.crop, len(image[0]), len(image[0][0])
+    out, inside = [], []
+    for channel in image:
+        rows = []
+        for y in range(top, top + crop):
+            row = [channel[y][x] / 255 if 0 <= y < h and 0 <= x < w else 0.0 for x in range(left, left + crop)]
+            rows.append(row[::-1] if flip else row)
+        out.append(rows)
+    for y in range(top, top + crop):
+        row = [0 <= y < h and 0 <= x < w for x in range(left, left + crop)]
+        inside.append(row[::-1] if flip else row)
+    clamp = lambda v: min(max(v, 0.0), 1.0)  # noqa: E731
+    out = [[[clamp(v * bright) for v in row] for row in rows] for rows in out]
+    middle, _ = moments([v for rows in out for row in rows for v in row])
+    out = [[[clamp(middle + contrast * (v - middle)) for v in row] for row in rows] for rows in out]
+    for c, rows in enumerate(out):
+        if view.standardise == "dataset":
+            mean, std = view.mean[c], view.std[c]
+        elif view.standardise == "image":
+            mean, std = moments([v / 255 for row in image[c] for v in row])
+        elif view.standardise == "crop":
+            mean, std = moments([v for row in rows for v in row])
+        else:
+            mean, std = 0.0, 1.0
+        for y, row in enumerate(rows):
+            for x, v in enumerate(row):
+                row[x] = 0.0 if view.fill == "mean" and not inside[y][x] else (v - mean) / max(std, 1 / 255)
+    return out
+
+
+def literal_train(view: View, images: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    out = []
+    for image, numbers in zip(images.tolist(), u.tolist(), strict=True):
+        numbers, corner = iter(numbers), []
+        for size in images.shape[2:]:
+            pad = view.crop - size if view.place else view.pad
+            corner.append(math.floor(next(numbers) * (size + 2 * pad - view.crop + 1)) - pad)
+        flip = view.flip and next(numbers) < 0.5
+        bright, contrast = (1 + s * (2 * next(numbers) - 1) if s else 1.0 for s in (view.brightness, view.contrast))
+        out.append(literal(view, image, *corner, flip, bright, contrast))
+    return torch.tensor(out)
+
+
+@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("size", [(12, 12), (13, 16)])
+def test_train_is_the_loop(name, size):
+    images = images_of(h=size[0], w=size[1])
+    view = VIEWS[name].fit(Split(images, torch.zeros(5).long()))
+    u = torch.rand(5, view.draws, generator=torch.Generator().manual_seed(7))
+    u[0], u[1] = 0, 1 - 2**-24  # the first and the last that torch.rand gives
+    ours = view.train(images, u)
+    assert ours.dtype == torch.float32
+    torch.testing.assert_close(ours, literal_train(view, images, u), atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("size", [(12, 12), (13, 16)])
+def test_test_is_the_loop(name, size):
+    images = images_of(h=size[0], w=size[1])
+    view = VIEWS[name].fit(Split(images, torch.zeros(5).long()))
+    top, left = ((s - view.crop) // 2 for s in size)
+    want = [literal(view, image, top, left, False, 1.0, 1.0) for image in images.tolist()]
+    torch.testing.assert_close(view.test(images), torch.tensor(want), atol=2e-5, rtol=1e-5)
+    assert torch.equal(view.crops(images, 1), view.test(images)[None])
+
+
+def test_a_smaller_image_is_padded_to_the_crop_at_the_test():
+    """Fashion-MNIST: 28x28 in the middle of 32x32."""
+    image = torch.full((1, 1, 28, 28), 255, dtype=torch.uint8)
+    seen = View(crop=32, pad=4, standardise="none").test(image)
+    assert torch.equal(seen, torch.nn.functional.pad(torch.ones(1, 1, 28, 28), (2, 2, 2, 2)))
+
+
+def test_every_corner_is_drawn_equally_often():
+    view = View(crop=32, pad=4, standardise="none")
+    image = torch.arange(28 * 28).view(1, 1, 28, 28).remainder(251).byte()
+    n = 5000
+    u = torch.rand(n, 2, generator=torch.Generator().manual_seed(0))
+    shown = view.train(image.expand(n, -1, -1, -1), u)
+    _, counts = shown.flatten(1).unique(dim=0, return_counts=True)
+    assert len(counts) == 25  # 36 - 32 + 1 in each direction
+    assert (counts - n / 25).abs().max() < 5 * math.sqrt(n / 25)
+
+
+def test_place_puts_the_whole_digit_anywhere_in_the_frame():
+    view = View(crop=40, standardise="none", place=True)
+    n = 4000
+    shown = view.train(torch.full((n, 1, 28, 28), 255, dtype=torch.uint8), torch.rand(n, 2))
+    assert (shown.flatten(1).sum(1) == 28 * 28).all()
+    tops = (shown[:, 0].amax(2) > 0).int().argmax(1)
+    assert tops.unique().tolist() == list(range(13))
+    framed = images_of(3, 1, 40, 40)  # an affNIST image fills the frame already
+    assert torch.equal(view.test(framed), framed.float() / 255)
+
+
+@pytest.mark.parametrize("standardise", ["image", "crop", "dataset"])
+@pytest.mark.parametrize("grey", [0, 1, 77, 255])
+def test_constant_images_become_zeros(standardise, grey):
+    images = torch.full((2, 3, 12, 12), grey, dtype=torch.uint8)
+    view = View(crop=8, standardise=standardise).fit(Split(images, torch.zeros(2).long()))
+    assert view.train(images, torch.rand(2, 2)).abs().max() < 1e-4
+    assert view.test(images).abs().max() < 1e-4
+
+
+def test_standardised_images_have_mean_0_and_variance_1():
+    images = images_of(4, 3, 20, 20)
+    seen = View(crop=20, standardise="image").test(images)
+    torch.testing.assert_close(seen.mean((2, 3)), torch.zeros(4, 3), atol=1e-5, rtol=0)
+    torch.testing.assert_close(seen.var((2, 3), correction=0), torch.ones(4, 3))
+    view = View(crop=20, standardise="dataset").fit(Split(images, torch.zeros(4).long()))
+    torch.testing.assert_close(view.test(images).mean((0, 2, 3)), torch.zeros(3), atol=1e-5, rtol=0)
+    torch.testing.assert_close(view.test(images).var((0, 2, 3), correction=0), torch.ones(3))
+
+
+def test_crops():
+    view = View(crop=3, pad=1, standardise="none")
+    image = torch.arange(1, 26).view(1, 1, 5, 5).byte()
+    framed = torch.nn.functional.pad(image, (1, 1, 1, 1))[0, 0].float() / 255
+    at = lambda y, x: framed[y : y + 3, x : x + 3]  # noqa: E731
+    five = view.crops(image, 5)
+    assert five.shape == (5, 1, 1, 3, 3)
+    for seen, corner in zip(five[:, 0, 0], [(0, 0), (0, 4), (4, 0), (4, 4), (2, 2)], strict=True):
+        assert torch.equal(seen, at(*corner))
+    nine = view.crops(image, 9)[:, 0, 0]
+    for seen, corner in zip(nine, [(y, x) for y in (0, 2, 4) for x in (0, 2, 4)], strict=True):
+        assert torch.equal(seen, at(*corner))
+    assert view.crops(image, 25).flatten(1).unique(dim=0).shape[0] == 25
+    for k in (0, -4, 2, 6):
+        with pytest.raises(ValueError, match=f"k must be 1, 5 or a square .*, got {k}"):
+            view.crops(image, k)
+
+
+def test_an_image_does_not_depend_on_its_batch():
+    images, view = images_of(6), VIEWS["all"]
+    u = torch.rand(6, view.draws)
+    together = view.train(images, u)
+    for i in range(6):
+        torch.testing.assert_close(view.train(images[i : i + 1], u[i : i + 1])[0], together[i])
+
+
+def test_draws():
+    assert [View(crop=4, flip=f, brightness=b, contrast=c).draws for f in (0, 1) for b in (0, 1) for c in (0, 1)] == [
+        *(2, 3, 3, 4),
+        *(3, 4, 4, 5),
+    ]
+
+
+def test_a_view_travels_as_json():
+    view = View(crop=8, standardise="dataset", flip=True).fit(Split(images_of(), torch.zeros(5).long()))
+    assert View(**json.loads(json.dumps(dataclasses.asdict(view)))) == view
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (dict(crop=0), "crop must be at least 1, got 0"),
+        (dict(pad=-1), "pad must be at least 0, got -1"),
+        (dict(standardise="global"), "standardise must be one of .*'image'.*, got 'global'"),
+        (dict(fill="white"), "fill must be one of"),
+        (dict(brightness=-0.1), "brightness must be from 0 to 1"),
+        (dict(contrast=2.0), "contrast must be from 0 to 1"),
+        (dict(place=True, pad=2), "pad must be 0"),
+        (dict(place=True, fill="mean"), "place"),
+        (dict(standardise="crop", fill="mean"), "crop"),
+        (dict(mean=(0.5,), std=()), "mean and std"),
+        (dict(mean=(0.5,), std=(0.0,)), "std above 0"),
+    ],
+)
+def test_impossible_views(fields, message):
+    with pytest.raises(ValueError, match=message):
+        View(**(dict(crop=8) | fields))
+
+
+def test_impossible_inputs():
+    images = images_of(2, 1, 12, 12)
+    with pytest.raises(ValueError, match="call fit first"):
+        View(crop=8, standardise="dataset").test(images)
+    with pytest.raises(ValueError, match="crop 32 is larger than an image of 12 with pad 4"):
+        View(crop=32, pad=4).train(images, torch.rand(2, 2))
+    with pytest.raises(ValueError, match=r"u must have shape \(2, 3\), got \(2, 2\)"):
+        View(crop=8, flip=True).train(images, torch.rand(2, 2))
+    with pytest.raises(ValueError, match="images must be uint8 n c h w"):
+        View(crop=8).test(images.float())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_can_be_captured(name):
+    """As a CUDA graph, without a warm-up: no copy from the host, no waiting; and it gives what the CPU gives."""
+    images = images_of(5, 2, 12, 12)
+    view = VIEWS[name].fit(Split(images, torch.zeros(5).long()))
+    u = torch.rand(5, view.draws)
+    x, v = images.cuda(), u.cuda()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        seen, tested, crops = view.train(x, v), view.test(x), view.crops(x, 4)
+    graph.replay()
+    torch.testing.assert_close(seen.cpu(), view.train(images, u), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(tested.cpu(), view.test(images), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(crops.cpu(), view.crops(images, 4), atol=1e-5, rtol=1e-5)
