@@ -1,0 +1,162 @@
+"""Pictures of a run, drawn from what it recorded: learning curves, the confusion matrix, a grid of predictions.
+
+Drawing needs matplotlib (``pip install vbcaps[plot]``); without it every function raises ``NoMatplotlib``.
+"""
+
+import csv
+import io
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BLUE, ORANGE, GREEN, RED, GREY = "#2b6cb0", "#dd6b20", "#2f855a", "#c53030", "#4a5568"
+MOST_CELLS = 20  # classes up to which a cell of the confusion matrix is wide enough for its number
+
+
+class NoMatplotlib(ImportError):
+    """Raised where a picture is asked for and matplotlib is not installed."""
+
+
+def of_run(folder: Path) -> list[Path]:
+    """Learning curves from ``metrics.csv`` and, where the run was tested, the confusion matrix in ``result.json``."""
+    drawn = [curves([folder], folder / "curves.png")]
+    test = json.loads((folder / "result.json").read_text()).get("test")
+    return [*drawn, confusion(test, folder / "confusion.png")] if test else drawn
+
+
+def curves(folders: Sequence[Path], path: Path) -> Path:
+    """Loss and error over epochs from each folder's ``metrics.csv``: one thin line per run."""
+    figure = _figure(9.0, 3.4)
+    loss_axes, error_axes = figure.subplots(1, 2)
+    named: set[str] = set()
+    for folder in folders:
+        with open(folder / "metrics.csv", newline="") as file:
+            rows = list(csv.DictReader(file))
+        for axes, column, label, colour in (
+            (loss_axes, "loss", "training", ORANGE),
+            (error_axes, "train_error", "training", ORANGE),
+            (error_axes, "validation_error", "validation", BLUE),
+        ):
+            points = [(float(row["epoch"]), float(row[column])) for row in rows if row.get(column)]
+            if points:
+                scale = 1.0 if column == "loss" else 100.0
+                epochs, values = np.array(points).T
+                new = label if column not in named else None
+                axes.plot(epochs, values * scale, color=colour, lw=1.4, marker="o", ms=2.5, label=new)
+                named.add(column)
+    _label(loss_axes, "loss", "epoch", "")
+    _label(error_axes, "error", "epoch", "%")
+    for axes, columns in ((loss_axes, {"loss"}), (error_axes, {"train_error", "validation_error"})):
+        if not named & columns:
+            _say(axes, "nothing was recorded")
+            continue
+        axes.locator_params(axis="x", integer=True)
+        if axes is error_axes:
+            axes.set_ylim(bottom=0)
+            axes.legend(frameon=False)
+    return _save(figure, path)
+
+
+def confusion(evaluation: dict[str, Any], path: Path) -> Path:
+    """The confusion matrix of a recorded evaluation: rows are the truth, shades the share of a row, numbers counts."""
+    counts, names = np.array(evaluation["confusion"]), [str(row["name"]) for row in evaluation["per_class"]]
+    k = len(names)
+    if counts.shape != (k, k):
+        raise ValueError(f"confusion must be {k} by {k} for {k} classes, got {counts.shape}")
+    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    side = min(3.0 + 0.42 * k, 14.0)
+    figure = _figure(side, side)
+    axes = figure.subplots()
+    axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
+    axes.set_xticks(range(k), names, rotation=45, ha="right", rotation_mode="anchor")
+    axes.set_yticks(range(k), names)
+    if k <= MOST_CELLS:
+        for row, column in np.argwhere(counts > 0):
+            colour = "white" if share[row, column] > 0.5 else GREY
+            axes.text(column, row, counts[row, column], ha="center", va="center", color=colour, fontsize=8)
+    _label(axes, f"{100 * evaluation['error']:.2f}% error on {counts.sum()} images", "predicted", "true class")
+    axes.grid(False)
+    axes.tick_params(length=0)
+    return _save(figure, path)
+
+
+def predictions(
+    images: np.ndarray,
+    probabilities: np.ndarray,
+    classes: Sequence[str],
+    path: Path,
+    labels: Sequence[int] | None = None,
+) -> Path:
+    """A grid of images ``n c h w`` (0..255), each with its class and probability; with ``labels``, errors are red."""
+    if len(images) == 0 or probabilities.shape != (len(images), len(classes)):
+        raise ValueError(
+            f"probabilities must be (n, classes) = ({len(images)}, {len(classes)}) with n at least 1, "
+            f"got {probabilities.shape}"
+        )
+    columns = min(len(images), 6)
+    rows = -(-len(images) // columns)
+    figure = _figure(1.7 * columns if len(images) > 1 else 3.0, 2.0 * rows if len(images) > 1 else 3.2)
+    grid = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes in grid:
+        axes.axis("off")
+    for axes, image, probability, k in zip(grid, images, probabilities, range(len(images)), strict=False):
+        best = int(probability.argmax())
+        axes.imshow(_as_picture(image), interpolation="nearest", cmap="gray", vmin=0, vmax=255)
+        title, colour = f"{classes[best]}\n{100 * probability[best]:.0f}%", GREY
+        if labels is not None:
+            right = best == labels[k]
+            colour = GREEN if right else RED
+            title += "" if right else f", is {classes[labels[k]]}"
+        axes.set_title(title, color=colour, fontsize=8)
+    return _save(figure, path)
+
+
+def _as_picture(image: np.ndarray) -> np.ndarray:
+    """c h w as matplotlib wants it: colour where there are three channels, else the channels side by side in grey."""
+    return image.transpose(1, 2, 0) if len(image) == 3 else np.concatenate(list(image), axis=1)
+
+
+def _figure(width: float, height: float) -> "Figure":
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise NoMatplotlib("pictures need matplotlib: pip install 'vbcaps[plot]'") from error
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.06, h_pad=0.06)  # type: ignore[union-attr,call-arg]
+    FigureCanvasAgg(figure)  # a figure of its own, so no window system and no state is shared with the caller's plots
+    return figure
+
+
+def _label(axes: "Axes", title: str, x: str, y: str) -> None:
+    axes.set_title(title, fontsize=11, color=GREY, loc="left")
+    axes.set_xlabel(x, color=GREY)
+    axes.set_ylabel(y, color=GREY)
+    axes.grid(color="#e2e8f0", lw=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _say(axes: "Axes", text: str) -> None:
+    axes.text(0.5, 0.5, text, ha="center", va="center", color=GREY, transform=axes.transAxes)
+    axes.set_xticks([])
+    axes.set_yticks([])
+
+
+def _save(figure: Any, path: Path) -> Path:
+    """Draw in memory and put the file in place at once: a picture is whole or not there."""
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(path.name + ".part")
+    unfinished.write_bytes(drawn.getvalue())
+    os.replace(unfinished, path)
+    return path
