@@ -1,128 +1,169 @@
-"""How long is a training step, and how much memory does it take? Fused kernels against the reference, on a GPU.
+"""How long are a training step and an inference, and how much memory do they take? Ours against the reference.
 
-python benchmarks/train_step.py [--batch 32 128] [--arch 64,16,16,16,5] [--routing vb em] [--compile] [--csv FILE]
+python benchmarks/train_step.py [--arch 64,16,16,16,5] [--batch 32 128] [--routing vb em] [--mode training inference]
+                                [--peer reference compiled] [--device cuda] [--csv benchmarks/steps.csv]
 
-A step is forward, loss, backward and Adam on images of 32x32 that lie on the device. Ours is one CUDA graph
-(`vbcaps.step.TrainStep`); the peers are the same network with `backend="reference"`, eager and, with --compile, under
-torch.compile. Medians of --repeats steps; rows with an older commit in the CSV are kept.
+A training step is forward, loss, backward and Adam on images that lie on the device. Ours is what a user runs: on a GPU
+one CUDA graph (`vbcaps.step.TrainStep`, and for inference a captured forward pass). The peers are the same network with
+`backend="reference"`, eager and under torch.compile. Compiling the reference takes about a minute each time, so
+that without --peer it is done for one network, in training, at two batches.
+
+Without a filter it measures the four networks at four batches, and EM beside VB for one of them. A peer that does not
+fit into memory leaves a row that says so. That ours computes what the peer does is checked on what the first call
+gives, the loss or the logits. train_step.csv holds rows of an earlier form of this script.
 """
 
 import argparse
-import csv
-import gc
+import itertools
 import os
-import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
+from measure import Measured, compile_ahead, graphed, measure, record, the_device
+from torch import Tensor
 
 from vbcaps import CapsNet
 from vbcaps.losses import nll_loss
 from vbcaps.step import TrainStep
 
-HEADER = ("network", "channels", "routing", "iters", "image", "batch", "what", "ms", "ratio", "peak_GB", "first_s")
-HERE = ("commit", "device", "torch", "triton", "date")
+NETWORKS = ("64,8,16,16,5", "64,16,16,16,5", "64,16,32,32,5", "64,16,32,32,10")
+USUAL = NETWORKS[1]
+MODES = ("training", "inference", "inference uncaptured")
+PEERS = ("reference", "compiled")
 
 
-def measure(make: Callable[[], Callable[[], object]], repeats: int) -> tuple[float, float, float]:
-    """Median milliseconds of a call, peak gigabytes, and seconds until the first was done (compilation)."""
-    gc.collect()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    start = time.perf_counter()
-    step = make()
-    step()
-    torch.cuda.synchronize()
-    first = time.perf_counter() - start
-    for _ in range(3):
-        step()
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
-    for before, after in events:
-        before.record()
-        step()
-        after.record()
-    torch.cuda.synchronize()
-    ms = statistics.median(before.elapsed_time(after) for before, after in events)
-    return ms, torch.cuda.max_memory_allocated() / 1e9, first
+class Case(NamedTuple):
+    network: str
+    routing: str
+    iters: int
+    image: int
+    batch: int
+
+    @property
+    def channels(self) -> int:
+        """smallNORB's stereo pairs have five classes; colour images ten."""
+        return 2 if self.network.endswith(",5") else 3
+
+    @property
+    def flags(self) -> list[str]:
+        return [
+            "--arch", self.network, "--routing", self.routing, "--iters", str(self.iters), "--image", str(self.image),
+            "--batch", str(self.batch),
+        ]  # fmt: skip
 
 
-def make_step(
-    arch: list[int], channels: int, routing: str, iters: int, image: int, batch: int, backend: str, compiled: bool
-) -> Callable[[], Callable[[], object]]:
-    def make() -> Callable[[], object]:
+def make_call(case: Case, mode: str, how: str, device: torch.device) -> Callable[[], Callable[[], Tensor]]:
+    """What makes the call that is timed; `how` is "ours" or a peer's name."""
+
+    def make() -> Callable[[], Tensor]:
         torch.manual_seed(0)
-        options = dict(iters=iters)
-        net = CapsNet(arch[:4], channels, arch[4], image, routing, routing_options=options, backend=backend).cuda()
-        optimiser = torch.optim.Adam(net.parameters(), 3e-3, fused=True)
-        x = torch.randn(batch, channels, image, image, device="cuda")
-        y = torch.randint(arch[4], (batch,), device="cuda")
-        fused = backend != "reference"
-        run: Any = torch.compile(net) if compiled else net
-        step = TrainStep(run, optimiser, lambda out, y: nll_loss(out.logits, y), capture=fused)
-        return lambda: step(x, y)
+        *arch, classes = map(int, case.network.split(","))
+        backend = "auto" if how == "ours" else "reference"
+        options = dict(routing_options=dict(iters=case.iters), backend=backend)
+        net = CapsNet(arch, case.channels, classes, case.image, case.routing, **options).to(device)  # type: ignore[arg-type]
+        x = torch.randn(case.batch, case.channels, case.image, case.image, device=device)
+        y = torch.randint(classes, (case.batch,), device=device)
+        run: Any = torch.compile(net) if how == "compiled" else net
+        if mode == "training":
+            optimiser = torch.optim.Adam(net.parameters(), 3e-3, fused=device.type == "cuda")
+            step = TrainStep(run, optimiser, lambda out, y: nll_loss(out.logits, y), capture=how == "ours")
+            return lambda: step(x, y)
+        net.eval()
+
+        def infer() -> Tensor:
+            with torch.inference_mode():
+                return run(x).logits
+
+        capture = how == "ours" and mode == "inference" and device.type == "cuda"
+        return graphed(infer) if capture else infer
 
     return make
 
 
-def here() -> tuple[str, ...]:
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip()
+def measure_peer(case: Case, mode: str, how: str, device: torch.device, seconds: float) -> tuple[Measured | None, str]:
+    """The measurement, or why there is none."""
     try:
-        import triton
+        return measure(make_call(case, mode, how, device), device, seconds), ""
+    except torch.OutOfMemoryError as error:
+        return None, str(error).split(". GPU")[0]
+    finally:
+        torch.compiler.reset()
 
-        version = triton.__version__
-    except ImportError:
-        version = "none"
-    commit = commit or os.environ.get("VBCAPS_COMMIT", "unknown")
-    return commit, torch.cuda.get_device_name(), torch.__version__, version, time.strftime("%Y-%m-%d")
+
+def row(case: Case, mode: str, how: str, peer: Measured | None, ours: Measured, note: str = "") -> dict[str, Any]:
+    tf32 = ours.GB is not None and torch.backends.cudnn.allow_tf32  # a CPU has none
+    peer_cells = ("", "", "") if peer is None else peer.cells
+    both = peer is not None and peer.GB and ours.GB
+    return dict(
+        **case._asdict(), mode=mode, peer=how, peer_ms=peer_cells[0], peer_low=peer_cells[1], peer_high=peer_cells[2],
+        ours_ms=ours.cells[0], ours_low=ours.cells[1], ours_high=ours.cells[2],
+        ratio="" if peer is None else f"{peer.ms / ours.ms:.1f}",
+        peer_GB="" if peer is None else peer.memory, ours_GB=ours.memory,
+        memory_ratio=f"{peer.GB / ours.GB:.1f}" if both else "",  # type: ignore[union-attr, operator]
+        first_s=f"{ours.first_s:.1f}", convolutions="tf32" if tf32 else "fp32", note=note,
+    )  # fmt: skip
+
+
+def cases(arguments: argparse.Namespace) -> Iterator[Case]:
+    routings = arguments.routing or ["vb", "em"]
+    for made in itertools.product(arguments.arch, routings, arguments.iters, arguments.image, arguments.batch):
+        case = Case(*made)
+        if arguments.routing or case.routing == "vb" or (case.network == USUAL and case.batch in (32, 128)):
+            yield case
+
+
+def peers(case: Case, mode: str, asked: list[str] | None) -> list[str]:
+    if asked is not None:
+        return asked
+    usual = case.network == USUAL and case.routing == "vb" and case.batch in (32, 128) and mode == "training"
+    return list(PEERS) if usual else ["reference"]
+
+
+def flags() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arch", nargs="+", default=list(NETWORKS), help="networks as F,d1,d2,d3,classes")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 32, 128, 512])
+    parser.add_argument("--routing", nargs="+", choices=("vb", "em", "dynamic"))
+    parser.add_argument("--iters", type=int, nargs="+", default=[3])
+    parser.add_argument("--image", type=int, nargs="+", default=[32])
+    parser.add_argument("--mode", nargs="+", choices=MODES, default=list(MODES[:2]))
+    parser.add_argument("--peer", nargs="+", choices=PEERS, help="for every case")
+    parser.add_argument("--only-ours", action="store_true", help="no peers")
+    parser.add_argument("--seconds", type=float, default=0.4, help="of repeats, for each measurement")
+    parser.add_argument("--fp32", action="store_true", help="convolutions in fp32, not PyTorch's usual TF32")
+    parser.add_argument("--ahead", type=int, default=min(16, os.cpu_count() or 1), help="processes that compile ahead")
+    parser.add_argument("--once", action="store_true", help="one step of ours, to compile it; no measurement")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--csv", help="append to this file")
+    return parser.parse_args()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arch", nargs="+", default=["64,16,16,16,5"], help="networks as F,d1,d2,d3,classes")
-    parser.add_argument("--batch", type=int, nargs="+", default=[32, 128])
-    parser.add_argument("--routing", nargs="+", default=["vb"])
-    parser.add_argument("--iters", type=int, nargs="+", default=[3])
-    parser.add_argument("--image", type=int, nargs="+", default=[32])
-    parser.add_argument("--repeats", type=int, default=50)
-    parser.add_argument("--compile", action="store_true", help="also the reference under torch.compile")
-    parser.add_argument("--only-ours", action="store_true", help="no peers")
-    parser.add_argument("--csv", help="append to this file")
-    arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("train_step.py measures a CUDA device, and there is none")
+    arguments = flags()
+    device = the_device(arguments.device)
+    todo = list(cases(arguments))
+    if arguments.once:
+        for case in todo:
+            make_call(case, "training", "ours", device)()()
+        return
     torch.backends.cudnn.benchmark = True
+    if arguments.fp32:
+        torch.backends.cudnn.allow_tf32 = False
+    if device.type == "cuda" and arguments.ahead > 1 and len(todo) > 1:
+        for routing in ("vb", "em"):  # EM's passes are VB's: it finds them compiled
+            compile_ahead(__file__, [case.flags for case in todo if case.routing == routing], arguments.ahead)
 
-    rows = []
-    for network in arguments.arch:
-        arch = [int(k) for k in network.split(",")]
-        channels = 2 if arch[4] == 5 else 3
-        for routing in arguments.routing:
-            for iters in arguments.iters:
-                for image in arguments.image:
-                    for batch in arguments.batch:
-                        shape = (arch, channels, routing, iters, image, batch)
-                        ways = [("ours", "auto", False)]
-                        if not arguments.only_ours:
-                            ways = [("reference", "reference", False), *ways]
-                            if arguments.compile:
-                                ways.insert(1, ("reference, compiled", "reference", True))
-                        peer = None
-                        for what, backend, compiled in ways:
-                            ms, memory, first = measure(make_step(*shape, backend, compiled), arguments.repeats)
-                            peer = ms if peer is None else peer
-                            row = (network, *shape[1:], what, f"{ms:.3f}", f"{peer / ms:.1f}", f"{memory:.2f}")
-                            rows.append((*row, f"{first:.0f}"))
-                            print("  ".join(f"{cell!s:>14s}" for cell in rows[-1]), flush=True)
-    if arguments.csv:
-        new = not os.path.exists(arguments.csv)
-        with open(arguments.csv, "a", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerows([(*HEADER, *HERE)] if new else [])
-            writer.writerows((*row, *here()) for row in rows)
+    for case, mode in itertools.product(todo, arguments.mode):
+        ours = measure(make_call(case, mode, "ours", device), device, arguments.seconds)
+        if arguments.only_ours:
+            record(row(case, mode, "none", None, ours), device, arguments.csv)
+            continue
+        for how in peers(case, mode, arguments.peer):
+            peer, note = measure_peer(case, mode, how, device, arguments.seconds)
+            if peer is not None:  # after three BatchNorms
+                torch.testing.assert_close(ours.result, peer.result, rtol=2e-2, atol=2e-2)
+            record(row(case, mode, how, peer, ours, note), device, arguments.csv)
 
 
 if __name__ == "__main__":
