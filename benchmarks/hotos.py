@@ -126,7 +126,7 @@ def main() -> None:
         for iters in arguments.iters:
             ours = measure(make_routed(batch, types, iters, "auto", device), device, seconds)
             reference = measure(make_routed(batch, types, iters, "reference", device), device, seconds)
-            torch.testing.assert_close(ours.result, reference.result, rtol=1e-3, atol=1e-3)
+            torch.testing.assert_close(ours.result, reference.result, rtol=1e-2, atol=1e-2)
             for how, peer in (("einsum, votes only", einsum), ("reference, routed", reference)):
                 record(row(batch, iters, count, how, peer, ours, peak), device, arguments.csv)
 

@@ -10,12 +10,14 @@ that without --peer it is done for one network, in training, at two batches.
 
 Without a filter it measures the four networks at four batches, and EM beside VB for one of them. A peer that does not
 fit into memory leaves a row that says so. That ours computes what the peer does is checked on what the first call
-gives, the loss or the logits. train_step.csv holds rows of an earlier form of this script.
+gives, the loss or the logits; where it does not, the row says so and the script fails in the end. train_step.csv holds
+rows of an earlier form of this script.
 """
 
 import argparse
 import itertools
 import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -154,6 +156,7 @@ def main() -> None:
         for routing in ("vb", "em"):  # EM's passes are VB's: it finds them compiled
             compile_ahead(__file__, [case.flags for case in todo if case.routing == routing], arguments.ahead)
 
+    wrong = 0
     for case, mode in itertools.product(todo, arguments.mode):
         ours = measure(make_call(case, mode, "ours", device), device, arguments.seconds)
         if arguments.only_ours:
@@ -161,9 +164,12 @@ def main() -> None:
             continue
         for how in peers(case, mode, arguments.peer):
             peer, note = measure_peer(case, mode, how, device, arguments.seconds)
-            if peer is not None:  # after three BatchNorms
-                torch.testing.assert_close(ours.result, peer.result, rtol=2e-2, atol=2e-2)
+            if peer is not None and not torch.allclose(ours.result, peer.result, rtol=2e-2, atol=2e-2):
+                note = f"results differ by up to {(ours.result - peer.result).abs().max().item():.2g}"
+                wrong += 1
             record(row(case, mode, how, peer, ours, note), device, arguments.csv)
+    if wrong:
+        sys.exit(f"{wrong} rows in which ours and the peer do not compute the same: see their notes")
 
 
 if __name__ == "__main__":

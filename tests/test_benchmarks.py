@@ -82,7 +82,7 @@ def test_a_peer_that_computes_something_else_is_an_error(run, monkeypatch):
         return lambda: call if how == "ours" else lambda: call() + 1
 
     monkeypatch.setattr(train_step, "make_call", wrong)
-    with pytest.raises(AssertionError):
+    with pytest.raises(SystemExit, match="1 rows in which ours and the peer do not compute the same"):
         run(
             "train_step", "--arch", TINY, "--image", 20, "--batch", 2, "--mode", "inference", "--routing", "vb", *ON_CPU
         )
