@@ -6,6 +6,7 @@ from pathlib import Path
 import official_files as official
 import pytest
 import torch
+from PIL import Image
 
 import vbcaps.data
 from vbcaps.data import DataError, load
@@ -47,7 +48,14 @@ def test_it_is_small_and_licensed():
     assert Path(vbcaps.data.__file__).parent in SHEETS.parents
 
 
-@pytest.mark.parametrize("how", [official.cut, official.page, official.flip, Path.unlink])
+def repaint(path: Path) -> None:
+    """A whole PNG, of which one pixel is another."""
+    with Image.open(path) as sheet:
+        sheet.putpixel((9, 9), sheet.getpixel((9, 9)) ^ 1)
+        sheet.save(path)
+
+
+@pytest.mark.parametrize("how", [official.cut, official.page, official.flip, repaint, Path.unlink])
 def test_a_damaged_installation(tmp_path, how):
     shutil.copytree(SHEETS, tmp_path / "sheets")
     how(tmp_path / "sheets" / "test.png")
