@@ -1,7 +1,8 @@
 """The official files: names, sizes, SHA-256 sums, and addresses to fetch them from.
 
 The sums are those TensorFlow Datasets and Keras publish for the same files. ``content`` is the sum of the uncompressed
-contents, for a file that was unpacked or packed again.
+contents, for a file that was unpacked or packed again; we took it from files that have the published sums (smallNORB's
+cat and info: from copies of the originals).
 """
 
 from typing import NamedTuple
