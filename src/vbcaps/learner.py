@@ -74,7 +74,7 @@ class Learner:
         self.net.to(device)
         self.module: nn.Module = self.net
         if group.size > 1:
-            self.module = DistributedDataParallel(synchronise(self.net), broadcast_buffers=False)
+            self.module = DistributedDataParallel(synchronise(self.net))
         self.ema = copy.deepcopy(self.net).eval().requires_grad_(False) if recipe.ema else None
 
         self.order = torch.zeros(self.steps, self.share, dtype=torch.int64, device=device)

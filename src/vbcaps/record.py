@@ -114,8 +114,9 @@ class Record:
             run.check_writable(self.folder, 4 * size)  # state, last, best, and the one being written
         if resume and self.has("state.safetensors"):
             self.load()
-        elif self.group.writes:
-            run.write_json(self.folder / "recipe.json", self.recipe.to_json())
+        else:
+            if self.group.writes:
+                run.write_json(self.folder / "recipe.json", self.recipe.to_json())
             self.save()
         if self.group.writes:
             run.write_json(self.folder / "environment.json", run.environment(self.device, self.group.size))
@@ -125,10 +126,9 @@ class Record:
 
     def load(self) -> None:
         path = self.folder / "state.safetensors"
-        tensors, header = run.unpack(self.group.read(path, self.device), str(path))
-        if header.get("format") != run.STATE:
+        tensors, state = run.unpack(self.group.read(path, self.device), str(path))
+        if state.get("format") != run.STATE:
             raise RunError(f"{path} is not the state of a run")
-        state = json.loads(header["state"])
         run.check_same(state["recipe"], self.recipe, self.folder)
         if state["data"] != self.data.sum:
             raise RunError(f"{self.folder} was trained on other images than are there now ({self.data.source})")
@@ -143,12 +143,11 @@ class Record:
         """All that is needed to go on, in one file that is replaced in one step."""
         tensors = self.learner.tensors() | {"sums": self.group.sum(self.learner.sums)}
         state = dict(
-            recipe=self.recipe.to_json(), data=self.data.sum, epoch=self.learner.epoch, step=self.learner.step,
-            rows=self.rows, best=self.best, seconds=self.elapsed(),
+            format=run.STATE, recipe=self.recipe.to_json(), data=self.data.sum,
+            epoch=self.learner.epoch, step=self.learner.step, rows=self.rows, best=self.best, seconds=self.elapsed(),
         )  # fmt: skip
         if self.group.writes:
-            header = {"format": run.STATE, "state": json.dumps(state)}
-            run.write(self.folder / "state.safetensors", run.pack(tensors, header))
+            run.write(self.folder / "state.safetensors", run.pack(tensors, state))
         self.saved = time.perf_counter()
 
     def due(self) -> bool:

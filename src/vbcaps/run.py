@@ -123,18 +123,20 @@ def write_metrics(folder: Path, rows: list[dict[str, Any]]) -> None:
 # --- what is in a safetensors file -----------------------------------------------------------------------------------
 
 
-def pack(tensors: dict[str, Tensor], header: dict[str, str]) -> bytes:
-    return serialise({name: x.detach().cpu().contiguous() for name, x in tensors.items()}, header)
+def pack(tensors: dict[str, Tensor], about: dict[str, Any]) -> bytes:
+    """A safetensors file with ``about`` as JSON in its header: one string, for several would come in any order."""
+    contents = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
+    return serialise(contents, {"vbcaps": json.dumps(about)})
 
 
-def unpack(content: bytes, what: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """(tensors, header) of a safetensors file; nothing in it is executed."""
+def unpack(content: bytes, what: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What ``pack`` was given, ``about`` empty for another program's file; nothing in it is executed."""
     try:
         tensors = parse_tensors(content)
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        return tensors, json.loads(header.get("__metadata__", {}).get("vbcaps", "{}"))
     except (SafetensorError, ValueError, KeyError) as error:
         raise RunError(f"{what} is damaged or no safetensors file: {error}") from error
-    return tensors, header.get("__metadata__", {})
 
 
 def fingerprint(*splits: Split | None) -> str:
@@ -173,15 +175,15 @@ def save_weights(
     path: Path, net: CapsNet, recipe: Recipe, classes: tuple[str, ...], view: View, **metadata: Any
 ) -> None:
     """Weights, with recipe, classes and view as JSON in the header; ``metadata`` as well."""
-    content = dict(
+    about = dict(
+        format=WEIGHTS,
         recipe=recipe.to_json(),
         classes=list(classes),
         view=dataclasses.asdict(view),
         in_channels=net.in_channels,
         metadata=dict(metadata, version=vbcaps.__version__, commit=commit()),
     )
-    header = {"format": WEIGHTS} | {name: json.dumps(value) for name, value in content.items()}
-    write(path, pack(net.state_dict(), header))
+    write(path, pack(net.state_dict(), about))
 
 
 def load_weights(path: str | Path, device: str | torch.device = "cpu") -> Weights:
@@ -191,18 +193,17 @@ def load_weights(path: str | Path, device: str | torch.device = "cpu") -> Weight
         content = path.read_bytes()
     except OSError as error:
         raise RunError(f"cannot read the weights {path}: {error.strerror}") from error
-    tensors, header = unpack(content, str(path))
-    if header.get("format") != WEIGHTS:
-        kind = "a saved state: use last.safetensors beside it" if header.get("format") == STATE else "another program's"
+    tensors, about = unpack(content, str(path))
+    if about.get("format") != WEIGHTS:
+        kind = "a saved state: use last.safetensors beside it" if about.get("format") == STATE else "another program's"
         raise RunError(f"{path} has no vbcaps weights, it is {kind}")
     try:
-        fields = {name: json.loads(header[name]) for name in ("recipe", "classes", "view", "in_channels", "metadata")}
-        recipe, view, classes = Recipe.from_json(fields["recipe"]), View(**fields["view"]), tuple(fields["classes"])
-        net = recipe.net(fields["in_channels"], len(classes))
+        recipe, view, classes = Recipe.from_json(about["recipe"]), View(**about["view"]), tuple(about["classes"])
+        metadata, net = about["metadata"], recipe.net(about["in_channels"], len(classes))
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"{path} has a header that this version ({vbcaps.__version__}) cannot read: {error}") from error
     put(net.state_dict(), tensors, str(path))
-    return Weights(net.to(device).eval(), recipe, classes, view, fields["metadata"])
+    return Weights(net.to(device).eval(), recipe, classes, view, metadata)
 
 
 def put(places: dict[str, Tensor], tensors: dict[str, Tensor], what: str) -> None:

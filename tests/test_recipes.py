@@ -1,0 +1,128 @@
+"""Recipes: the paper's settings, and what an impossible one says."""
+
+import json
+import re
+from dataclasses import fields, replace
+
+import pytest
+
+from vbcaps.recipe import CHOICES, RANGES, Recipe, field_types
+from vbcaps.recipes import PAPER, RECIPES, paper, recipe
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_survives_json_and_knows_its_name(name):
+    r = recipe(name)
+    assert r.name == name
+    assert Recipe.from_json(json.loads(json.dumps(r.to_json()))) == r
+
+
+def test_every_field_has_a_type_a_default_and_a_meaning():
+    for field in fields(Recipe):
+        assert field.metadata["help"], field.name
+        assert field.default is not ..., field.name
+    assert set(CHOICES) | set(RANGES) <= set(field_types())
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_a_docstring_holds_the_papers_number(name):
+    number = PAPER[name].replace("±", "+-")
+    assert f"{number}%" in RECIPES[name].__doc__
+    assert paper(name) == PAPER[name]
+
+
+def test_a_fast_twin_is_measured_against_its_parent():
+    assert paper("smallnorb_fast") == paper("smallnorb") == "1.6 ± 0.06"
+    assert paper("default") is None
+    assert recipe("smallnorb_fast").epochs == 35
+
+
+@pytest.mark.parametrize(
+    ("name", "channels", "classes"),
+    [("smallnorb", 2, 5), ("smallnorb_small", 2, 5), ("smallnorb_large", 2, 5)]
+    + [(f"{data}{size}", 3, 10) for data in ("svhn", "cifar10") for size in ("", "_small", "_medium")],
+)
+def test_the_networks_have_as_many_parameters_as_the_paper_says(name, channels, classes):
+    (thousands,) = re.findall(r"(\d+)K", RECIPES[name].__doc__)
+    count = sum(p.numel() for p in recipe(name).net(channels, classes).parameters())
+    assert count / 1000 == pytest.approx(int(thousands), abs=1.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("smallnorb", dict(optimiser="adam", lr=3e-3, epochs=350, batch=32, iters=3, schedule="exponential", crop=32)),
+        ("fashion", dict(optimiser="sgd", lr=0.1, epochs=200, weight_decay=1e-6, milestones=(80, 120, 160), pad=4)),
+        ("svhn", dict(optimiser="sgd", lr=0.1, epochs=350, milestones=(150, 250, 300), arch=(64, 16, 32, 32))),
+        ("cifar10", dict(flip=True, pad=4, arch=(64, 16, 32, 32), epochs=350)),
+        ("smallnorb_em", dict(routing="em", arch=(64, 16, 16, 16))),
+        ("affnist", dict(place=True, crop=40, arch=(64, 16, 16, 16))),
+    ],
+)
+def test_the_papers_settings(name, settings):
+    r = recipe(name)
+    assert {field: getattr(r, field) for field in settings} == settings
+
+
+def test_the_learning_rate_of_each_schedule():
+    r = recipe("fashion")
+    at_epoch = [r.learning_rate(10 * epoch, 10) for epoch in (0, 79, 80, 119, 120, 160, 199)]
+    assert at_epoch == pytest.approx([0.1, 0.1, 0.01, 0.01, 1e-3, 1e-4, 1e-4])
+
+    r = replace(recipe("smallnorb"), epochs=10, final=0.01)
+    assert r.learning_rate(0, 7) == r.lr
+    assert r.learning_rate(35, 7) == pytest.approx(0.1 * r.lr)  # half way in the logarithm
+    assert r.learning_rate(70, 7) == pytest.approx(0.01 * r.lr)
+
+    r = replace(r, schedule="cosine", warmup=2.0)
+    assert r.learning_rate(0, 7) == pytest.approx(r.lr / 14)
+    assert r.learning_rate(13, 7) == pytest.approx(r.lr)
+    assert r.learning_rate(14 + 28, 7) == pytest.approx(r.lr * 0.505)
+    assert r.learning_rate(70, 7) == pytest.approx(0.01 * r.lr)
+
+    r = replace(r, schedule="onecycle")
+    assert r.learning_rate(14 + 28, 7) == pytest.approx(r.lr * 0.505)
+    rates = [r.learning_rate(t, 7) for t in range(70)]
+    assert rates == sorted(rates[:14]) + sorted(rates[14:], reverse=True)
+    assert replace(r, schedule="constant", warmup=0.0).learning_rate(50, 7) == r.lr
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (dict(routing="wb"), "routing must be one of .*'vb'"),
+        (dict(schedule="cosin"), "did you mean 'cosine'"),
+        (dict(learn=("alpha",)), "learn must be one of .* did you mean 'alpha0'"),
+        (dict(batch="32"), "batch must be a whole number, got '32'"),
+        (dict(batch=True), "batch must be a whole number, got True"),
+        (dict(batch=0), "batch must lie from 1"),
+        (dict(lr=float("nan")), "lr must be a number"),
+        (dict(lr=0.0), "lr must be above 0"),
+        (dict(flip=1), "flip must be True or False"),
+        (dict(arch=[64, 8, 8, 8]), "arch must be a tuple"),
+        (dict(arch=(64, 8, 8)), "arch must be four"),
+        (dict(arch=(64, 8, 8.0, 8)), "arch must be a whole number"),
+        (dict(crop=16), "crop must lie from 20 to 256"),
+        (dict(nu0=-1.0), "nu0 must be positive"),
+        (dict(routing="em", alpha0=2.0), "alpha0 belongs to routing='vb'"),
+        (dict(loss="spread", loss_on="logits"), "loss='spread' is of activations"),
+        (dict(schedule="steps"), "needs milestones"),
+        (dict(schedule="steps", milestones=(5, 3)), "milestones must be rising"),
+        (dict(epochs=3, warmup=3.0), "warmup must be shorter than epochs=3"),
+        (dict(dataset="mnist", viewpoint="azimuth"), "viewpoint needs dataset='smallnorb', got 'mnist'"),
+        (dict(match=0.1), "match needs familiar views"),
+        (dict(viewpoint="azimuth", match=0.1, validation=0.2), "validation=0.2 must be 0"),
+        (dict(image_size=40), "image_size=40 .* needs data"),
+        (dict(validation=1.0), "validation must lie from 0 to 0.9"),
+    ],
+)
+def test_an_impossible_recipe_names_the_field(fields, message):
+    with pytest.raises(ValueError, match=message):
+        Recipe(**fields)
+
+
+def test_unknown_names_give_the_nearest():
+    with pytest.raises(ValueError, match="no field 'rooting'; did you mean 'routing'"):
+        Recipe.from_json({"rooting": "vb"})
+    with pytest.raises(ValueError, match="no recipe 'smalnorb'; did you mean 'smallnorb'"):
+        recipe("smalnorb")

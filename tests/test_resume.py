@@ -1,0 +1,197 @@
+"""Runs that are killed, interrupted, resumed, resumed wrongly."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from safetensors.torch import load_file
+
+from vbcaps import run
+from vbcaps.run import RunError
+from vbcaps.train import fit
+
+TIMES = ("seconds", "images_per_second")
+
+
+def forked(which: str, folder: Path) -> dict:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    command = [sys.executable, str(Path(__file__).with_name("forked.py")), which, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1]) | {"stderr": done.stderr}
+
+
+def assert_same_run(a: Path, b: Path) -> None:
+    """Every bit but for times: weights files as a whole, state, metrics and result."""
+    for name in ("last.safetensors", "best.safetensors"):
+        assert (a / name).exists() == (b / name).exists()
+        if (a / name).exists():
+            assert (a / name).read_bytes() == (b / name).read_bytes(), name
+    states = [load_file(folder / "state.safetensors") for folder in (a, b)]
+    assert states[0].keys() == states[1].keys()
+    for name in states[0]:
+        assert torch.equal(states[0][name], states[1][name]), name
+    rows = [[{k: v for k, v in row.items() if k not in TIMES} for row in run.read_metrics(f)] for f in (a, b)]
+    assert rows[0] == rows[1]
+    results = [{k: v for k, v in run.read_result(f).items() if k not in (*TIMES, "folder")} for f in (a, b)]
+    assert results[0] == results[1]
+
+
+def test_a_run_killed_at_random_moments_ends_with_the_same_bits(tmp_path):
+    report = forked("kill", tmp_path)
+    assert report["kills"] >= 20
+    for k in range(report["runs"]):
+        assert_same_run(tmp_path / "whole", tmp_path / f"killed{k}")
+        assert not list((tmp_path / f"killed{k}").glob(".*"))  # nothing half written is left
+
+
+def test_a_signal_saves_says_how_to_go_on_and_loses_nothing(tmp_path):
+    report = forked("signal", tmp_path)
+    assert report["SIGTERM"] == [143, 0]
+    assert report["SIGINT"] == [130, 0]
+    for name in ("SIGTERM", "SIGINT"):
+        assert f"{name}: the state is saved in {tmp_path / name}; the same command with --resume" in report["stderr"]
+        assert_same_run(tmp_path / "whole", tmp_path / name)
+
+
+@pytest.fixture
+def tiny_data(monkeypatch):
+    monkeypatch.setattr("vbcaps.train.load", tiny.dataset)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run of one epoch; copy what is to be changed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vbcaps.train.load", tiny.dataset)
+        folder = tmp_path_factory.mktemp("run") / "one"
+        fit(tiny.recipe(epochs=1), folder, device="cpu")
+    return folder
+
+
+def half_way(finished: Path, tmp_path: Path) -> Path:
+    """The same as if it had been killed before its last file."""
+    folder = tmp_path / "half"
+    folder.mkdir()
+    for name in ("recipe.json", "state.safetensors"):
+        (folder / name).write_bytes((finished / name).read_bytes())
+    return folder
+
+
+def test_two_runs_with_one_seed_are_the_same_and_with_another_are_not(tmp_path, tiny_data, finished):
+    fit(tiny.recipe(epochs=1), tmp_path / "again", device="cpu")
+    assert_same_run(finished, tmp_path / "again")
+    fit(tiny.recipe(epochs=1, seed=1), tmp_path / "other", device="cpu")
+    a, b = (load_file(folder / "last.safetensors") for folder in (finished, tmp_path / "other"))
+    assert not torch.equal(a["stem.conv1.0.weight"], b["stem.conv1.0.weight"])
+
+
+def test_a_finished_run_says_so_and_gives_its_result(tiny_data, finished):
+    events = []
+    before = (finished / "state.safetensors").stat().st_mtime_ns
+    (result,) = fit(tiny.recipe(epochs=1), finished, device="cpu", resume=True, on_event=events.append)
+    assert [event.kind for event in events] == ["note"]
+    assert "finished" in events[0].message
+    assert json.loads(json.dumps(result.to_json())) == run.read_result(finished)
+    assert (finished / "state.safetensors").stat().st_mtime_ns == before
+
+
+def test_a_killed_run_whose_last_file_is_missing_only_tests(tmp_path, tiny_data, finished):
+    folder = half_way(finished, tmp_path)
+    events = []
+    fit(tiny.recipe(epochs=1), folder, device="cpu", resume=True, on_event=events.append)
+    assert [event.kind for event in events] == ["start", "end"]
+    assert_same_run(finished, folder)
+
+
+def test_a_folder_with_a_run_is_not_overwritten(tiny_data, finished):
+    with pytest.raises(RunError, match="already holds a run: resume it, or choose another folder"):
+        fit(tiny.recipe(epochs=1), finished, device="cpu")
+
+
+def test_nothing_to_resume(tmp_path, tiny_data):
+    with pytest.raises(RunError, match="there is no run to resume in"):
+        fit(tiny.recipe(), tmp_path / "none", device="cpu", resume=True)
+
+
+def test_another_recipe_is_named_field_by_field(tmp_path, tiny_data, finished):
+    folder = half_way(finished, tmp_path)
+    with pytest.raises(RunError, match=r"another recipe \(batch was 8, is now 6; lr was 0.01, is now 0.1\)"):
+        fit(tiny.recipe(epochs=1, lr=0.1, batch=6), folder, device="cpu", resume=True)
+    (folder / "recipe.json").unlink()  # the state knows, too
+    with pytest.raises(RunError, match="seed was 0, is now 5"):
+        fit(tiny.recipe(epochs=1, seed=5), folder, device="cpu", resume=True)
+
+
+def test_how_often_to_save_may_change(tmp_path, tiny_data, finished):
+    fit(tiny.recipe(epochs=1, save_seconds=7.0), half_way(finished, tmp_path), device="cpu", resume=True)
+
+
+def test_other_images_are_noticed(tmp_path, monkeypatch, finished):
+    other = tiny.dataset()
+    other.train.images[0, 0, 0, 0] += 1
+    monkeypatch.setattr("vbcaps.train.load", lambda *_, **__: other)
+    with pytest.raises(RunError, match="trained on other images"):
+        fit(tiny.recipe(epochs=1), half_way(finished, tmp_path), device="cpu", resume=True)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, -1])
+def test_a_damaged_state_is_an_error(tmp_path, tiny_data, finished, keep):
+    folder = half_way(finished, tmp_path)
+    (folder / "state.safetensors").write_bytes((finished / "state.safetensors").read_bytes()[:keep])
+    with pytest.raises(RunError, match="damaged or no safetensors"):
+        fit(tiny.recipe(epochs=1), folder, device="cpu", resume=True)
+
+
+def test_weights_in_place_of_the_state_are_an_error(tmp_path, tiny_data, finished):
+    folder = half_way(finished, tmp_path)
+    (folder / "state.safetensors").write_bytes((finished / "last.safetensors").read_bytes())
+    with pytest.raises(RunError, match="is not the state of a run"):
+        fit(tiny.recipe(epochs=1), folder, device="cpu", resume=True)
+
+
+@pytest.fixture
+def full_disk():
+    """No file may grow beyond 4 KB: the system's own error, at the same calls as when the disk is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_is_found_at_the_start(tmp_path, tiny_data, full_disk):
+    events = []
+    with pytest.raises(RunError, match=r"cannot write in .*: File too large; a run needs about 0 MB"):
+        fit(tiny.recipe(), tmp_path / "run", device="cpu", on_event=events.append)
+    assert events == []
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_a_disk_that_fills_later_leaves_the_old_file(tmp_path, full_disk):
+    path = tmp_path / "state"
+    run.write(path, b"old")
+    with pytest.raises(RunError, match="what was there before is unchanged"):
+        run.write(path, bytes(8192))
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_cannot_be_made(tmp_path, tiny_data):
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match="choose another folder"):
+        fit(tiny.recipe(), tmp_path / "file" / "run", device="cpu")
+
+
+def test_several_seeds_are_the_runs_of_each(tmp_path, tiny_data, finished):
+    recipe = tiny.recipe(epochs=1)
+    results = fit(recipe, tmp_path, device="cpu", seeds=2)
+    assert [result.folder.name for result in results] == ["seed0", "seed1"]
+    assert_same_run(finished, tmp_path / "seed0")
+    assert run.read_recipe(tmp_path / "seed1") == replace(recipe, seed=1)
