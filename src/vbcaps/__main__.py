@@ -1,0 +1,5 @@
+"""``python -m vbcaps``, the command line; torchrun starts it so, too."""
+
+from vbcaps.cli import main
+
+main()

@@ -1,0 +1,288 @@
+"""The command line: ``vbcaps train | eval | predict | recipes | data | bench``. It parses, calls and prints.
+
+PyTorch takes seconds to import, so a command imports what needs it when it is run; that is why `train`, whose flags are
+made from the recipe, is a program of its own (``vbcaps.cli_train``).
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from vbcaps.report import complain, console, draw, percent, say, say_evaluation, table
+
+if TYPE_CHECKING:
+    import torch
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+data_app = typer.Typer(no_args_is_help=True, help="List, fetch and check datasets.")
+app.add_typer(data_app, name="data")
+
+RUNS = Path("runs")
+# Channels, classes and side of the images of each dataset, and what it is: known without its files.
+ABOUT = {
+    "sample": (1, 10, 28, "9,000 images of Fashion-MNIST, in the package"),
+    "smallnorb": (2, 5, 48, "48,600 stereo pairs of 50 toys, resized from 96x96"),
+    "fashion-mnist": (1, 10, 28, "70,000 articles of clothing"),
+    "mnist": (1, 10, 28, "70,000 handwritten digits"),
+    "affnist": (1, 10, 40, "MNIST to train, digits under affine maps to test"),
+    "svhn": (3, 10, 32, "99,289 house numbers, the core training set"),
+    "cifar10": (3, 10, 32, "60,000 small photographs"),
+}
+
+DataFolder = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="where datasets lie; else VBCAPS_DATA, else the user's cache"),
+]
+Device = Annotated[str, typer.Option(metavar="NAME", help="auto (a GPU where there is one), cpu, cuda or cuda:1")]
+DatasetName = Annotated[str, typer.Argument(metavar="DATASET", help="see `vbcaps data list`")]
+
+
+def main() -> None:
+    app(prog_name="vbcaps")
+
+
+@app.callback()
+def vbcaps() -> None:
+    """Capsule routing via Variational Bayes: train, test and use capsule networks.
+
+    `vbcaps train` alone trains a small one on images that come with the package.
+    """
+
+
+@app.command(
+    add_help_option=False,
+    context_settings=dict(ignore_unknown_options=True, allow_extra_args=True),
+    no_args_is_help=False,
+)
+def train(context: typer.Context) -> None:
+    """Train a network as a recipe says. Every field of the recipe is a flag."""
+    from vbcaps.cli_train import app
+
+    app(context.args, prog_name="vbcaps train")
+
+
+@app.command("eval")
+def evaluate_weights(
+    weights: Annotated[Path, typer.Argument(help="a weights file, or the folder of a run")],
+    crops: Annotated[int, typer.Option(metavar="INT", help="average over 1, 5 or a square number of crops")] = 1,
+    data: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="test on your own images, one folder for each class")
+    ] = None,
+    data_folder: DataFolder = None,
+    device: Device = "auto",
+    picture: Annotated[Path | None, typer.Option(metavar="FILE", help="draw the confusion matrix, as PNG")] = None,
+) -> None:
+    """Test a network: its error with a 95% interval, and by class. The recipe is in the weights file."""
+    with clear_errors():
+        from vbcaps.pictures import confusion
+        from vbcaps.run import RunError, load_weights
+        from vbcaps.train import evaluate, prepare
+
+        place = check_device(device)
+        net, recipe, classes, view, _ = load_weights(weights_file(weights), place)
+        if data is not None:
+            recipe = dataclasses.replace(recipe, data=str(data), viewpoint=None, match=0.0)
+        there = prepare(recipe, data_folder, place)
+        has, needs = (there.classes, there.test.images.shape[1]), (classes, net.in_channels)
+        if has != needs:
+            raise RunError(
+                f"{weights} tells {', '.join(classes)} apart in images of {net.in_channels} channels; "
+                f"the data have {', '.join(there.classes)} in {has[1]}"
+            )
+        try:
+            evaluation = evaluate(net, there.test, view, classes, crops=crops)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--crops") from error
+        say_evaluation(evaluation, f"{recipe.name}, tested on {recipe.data or recipe.dataset} ({there.source})")
+        if picture is not None:
+            draw(lambda: confusion(evaluation.to_json(), picture))
+
+
+@app.command()
+def predict(
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="image files of any size")],
+    weights: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="a weights file or run folder; else the newest run in runs/")
+    ] = None,
+    picture: Annotated[Path, typer.Option(metavar="FILE", help="the images with their classes, as PNG")] = Path(
+        "predictions.png"
+    ),
+    device: Device = "auto",
+) -> None:
+    """Say what images show: the class of each, its probability, and a picture of them all."""
+    with clear_errors():
+        import torch
+
+        from vbcaps.data import read_image
+        from vbcaps.pictures import predictions
+        from vbcaps.run import RunError, load_weights
+        from vbcaps.train import predict_scores
+
+        place = check_device(device)
+        path = weights_file(weights or newest_run())
+        net, recipe, classes, view, _ = load_weights(path, place)
+        if net.in_channels not in (1, 3):
+            raise RunError(f"{path} looks at {net.in_channels} channels at once; an image file has 1 or 3")
+        side = (recipe.image_size or recipe.crop) if recipe.data else ABOUT[recipe.dataset][2]
+        pixels = torch.stack([read_image(image, side, net.in_channels) for image in images])
+        scores = predict_scores(net, pixels, view).cpu()
+        rows = table("image", "class", numbers=("probability", "next"))
+        for image, score in zip(images, scores, strict=True):
+            (first, second), (j, k) = (x.tolist() for x in score.topk(2))
+            rows.add_row(str(image), classes[j], percent(first), f"{classes[k]} {percent(second)}")
+        say(rows, f"by {path}")
+        draw(lambda: predictions(pixels.numpy(), scores.numpy(), classes, picture))
+
+
+@app.command()
+def recipes() -> None:
+    """List the recipes: one for each experiment of the paper, with its error, and the default."""
+    from vbcaps.recipes import RECIPES, paper
+
+    rows = table("recipe", "network", "routing", numbers=("parameters", "epochs", "paper"))
+    for name, make in RECIPES.items():
+        recipe = make()
+        if name.endswith("_fast"):
+            continue
+        channels, classes, *_ = ABOUT[recipe.dataset]
+        parameters = sum(p.numel() for p in recipe.net(channels, classes).parameters())
+        network = ",".join(map(str, recipe.arch)) + ("" if recipe.stem == "conv" else f" {recipe.stem}")
+        twin = f" / {RECIPES[f'{name}_fast']().epochs}" if f"{name}_fast" in RECIPES else ""
+        rows.add_row(name, network, recipe.routing, f"{parameters:,}", f"{recipe.epochs}{twin}", paper(name) or "")
+    say(rows, "paper: its test error in %. After the slash, the epochs of a fast twin in larger batches: NAME_fast.")
+
+
+@app.command()
+def bench(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="whose network and batch")] = "smallnorb",
+    batch: Annotated[int | None, typer.Option(metavar="INT", min=1, help="images in a step")] = None,
+    seconds: Annotated[float, typer.Option(metavar="NUMBER", min=0, help="how long to measure each way")] = 5.0,
+    device: Device = "auto",
+) -> None:
+    """Measure a training step on this machine: the fused kernels against the readable reference."""
+    from vbcaps.flags import changed
+
+    chosen = changed(recipe, {} if batch is None else {"batch": batch})
+    with clear_errors():
+        from vbcaps.bench import machine, seconds_a_step
+
+        place = check_device(device)
+        channels, classes, *_ = ABOUT[chosen.dataset]
+        say(*(f"{what:8s} {value}" for what, value in machine(place).items()))
+        rows, slow = table(f"step of {chosen.batch}", numbers=("ms", "images/s", "times faster")), 0.0
+        for way, backend in (("reference", "reference"), ("fused", "auto")):
+            step = seconds_a_step(dataclasses.replace(chosen, backend=backend), channels, classes, place, seconds)
+            slow = slow or step
+            rows.add_row(way, f"{1000 * step:,.1f}", f"{chosen.batch / step:,.0f}", f"{slow / step:.1f}")
+        say(rows)
+
+
+@data_app.command("list")
+def list_data(data_folder: DataFolder = None) -> None:
+    """List the datasets, and whether their files are there."""
+    with clear_errors():
+        from vbcaps import data
+
+        folder = data.data_folder(data_folder)
+        rows = table("dataset", "what", "files")
+        for name, (*_, what) in ABOUT.items():
+            there = "in the package" if name == "sample" else "yes" if (folder / name).is_dir() else "no"
+            rows.add_row(name, what, there)
+        say(rows, f"files lie in {folder}, a folder for each dataset; `vbcaps data fetch DATASET` fetches them")
+
+
+@data_app.command("fetch")
+def fetch_data(dataset: DatasetName, data_folder: DataFolder = None) -> None:
+    """Fetch the official files of a dataset, and check them."""
+    with clear_errors():
+        from vbcaps import data
+
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+            tasks: dict[str, Any] = {}
+
+            def progress(name: str, done: int, total: int | None) -> None:
+                if name not in tasks:
+                    tasks[name] = bars.add_task(name, total=total)
+                    if not console.is_terminal:
+                        say(f"fetching {name}")
+                bars.update(tasks[name], completed=done, total=total)
+
+            rows = data.fetch(known_dataset(dataset), data_folder, progress)
+        say(*(f"{row.state:8s} {row.path}" for row in rows))
+
+
+@data_app.command("check")
+def check_data(dataset: DatasetName, data_folder: DataFolder = None) -> None:
+    """Check the official files of a dataset against their published sums."""
+    with clear_errors():
+        from vbcaps import data
+
+        rows = data.check(known_dataset(dataset), data_folder)
+        say(*(f"{row.state:8s} {row.path}" + (f": {row.note}" if row.note else "") for row in rows))
+        states = {row.state for row in rows}
+        if "damaged" in states or ("missing" in states and "present" not in states):
+            raise typer.Exit(1)
+
+
+@contextmanager
+def clear_errors() -> Iterator[None]:
+    """Errors that the user can mend end the program with their message; any other is a bug and shows its traceback.
+
+    Throughout the package a ``ValueError`` is about an argument: as on any command line, that is exit code 2.
+    """
+    from vbcaps.data import DataError
+    from vbcaps.run import RunError
+    from vbcaps.train import NonFinite
+
+    try:
+        yield
+    except (DataError, RunError, NonFinite) as error:
+        complain(str(error))
+        raise typer.Exit(1) from error
+    except ValueError as error:
+        complain(str(error))
+        raise typer.Exit(2) from error
+
+
+def check_device(name: str) -> "torch.device":
+    from vbcaps.train import pick_device
+
+    try:
+        return pick_device(name)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--device") from error
+
+
+def known_dataset(name: str) -> str:
+    from vbcaps.recipe import nearest
+
+    if name not in ABOUT:
+        raise typer.BadParameter(
+            f"there is no dataset {name!r}{nearest(name, ABOUT)} (`vbcaps data list`)", param_hint="DATASET"
+        )
+    return name
+
+
+def weights_file(path: Path) -> Path:
+    """The file itself, or the weights of a run: the best where a validation share chose them, else the last."""
+    if not path.is_dir():
+        return path
+    best = path / "best.safetensors"
+    return best if best.exists() else path / "last.safetensors"
+
+
+def newest_run() -> Path:
+    from vbcaps.run import RunError
+
+    found = [*RUNS.glob("*/last.safetensors"), *RUNS.glob("*/seed*/last.safetensors")]
+    if not found:
+        raise RunError(
+            f"there are no weights in {RUNS}/: train some with `vbcaps train`, or name a file with --weights"
+        )
+    return max(found, key=lambda path: path.stat().st_mtime).parent

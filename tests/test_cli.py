@@ -1,0 +1,487 @@
+"""The command line from end to end, on networks and images that take a second."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageDraw
+from rich.console import Console
+from typer.testing import CliRunner
+
+import vbcaps.data
+from vbcaps import progress
+from vbcaps.cli import ABOUT, app
+from vbcaps.flags import NOT_FLAGS
+from vbcaps.recipe import Recipe
+from vbcaps.recipes import RECIPES
+from vbcaps.run import load_weights, read_recipe
+from vbcaps.train import Event
+
+SHAPES = ("circle", "square", "triangle")
+SETTINGS = dict(
+    arch="16,4,4,4", crop="20", pad="1", iters="2", batch="8", lr="0.02", loss_on="logits", warmup="0", device="cpu"
+)  # 20x20 is the smallest image a network takes
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+SMALL = [word for name, value in SETTINGS.items() for word in (flag(name), value)]
+
+
+def run(*words: object, code: int = 0) -> str:
+    """What `vbcaps` prints on both streams; it must end with ``code``, and never with a traceback."""
+    result = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200", "RANK": None})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    return " ".join(result.output.replace("│", " ").split())  # however it was wrapped and framed
+
+
+def draw_shape(name: str, random: np.random.Generator, side: int = 24) -> Image.Image:
+    image = Image.new("L", (side, side), int(random.integers(0, 60)))
+    x, y, r = random.integers(9, side - 9), random.integers(9, side - 9), random.integers(6, 9)
+    box, pen = (x - r, y - r, x + r, y + r), ImageDraw.Draw(image)
+    light = int(random.integers(160, 255))
+    if name == "circle":
+        pen.ellipse(box, fill=light)
+    elif name == "square":
+        pen.rectangle(box, fill=light)
+    else:
+        pen.polygon([(x, y - r), (x - r, y + r), (x + r, y + r)], fill=light)
+    return image
+
+
+def draw_shapes(folder: Path, count: int, seed: int = 0) -> Path:
+    random = np.random.default_rng(seed)
+    for name in SHAPES:
+        (folder / name).mkdir(parents=True)
+        for k in range(count):
+            draw_shape(name, random).save(folder / name / f"{k}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory):
+    """A folder of a few shapes, for runs whose result does not matter."""
+    return draw_shapes(tmp_path_factory.mktemp("few") / "shapes", 8)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """(folder of images, folder of a run that learned them, what it printed)."""
+    folder = tmp_path_factory.mktemp("trained")
+    images = draw_shapes(folder / "shapes", 60)
+    said = run("train", "--data", images, *SMALL, "--epochs", 12, "--out", folder / "run")
+    return images, folder / "run", said
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VBCAPS_DATA", str(tmp_path / "data"))
+
+
+def test_a_folder_of_shapes_is_learned(trained):
+    images, folder, said = trained
+    test = json.loads((folder / "result.json").read_text())["test"]
+    assert test["count"] == 36
+    assert test["error"] <= 0.1
+    assert f"accuracy {100 * (1 - test['error']):.2f}%" in said
+    assert [row["name"] for row in test["per_class"]] == list(SHAPES)
+    assert read_recipe(folder).data == str(images)
+
+
+def test_elsewhere_than_in_a_terminal_an_epoch_is_a_plain_line(trained):
+    _, _, said = trained
+    assert "\x1b" not in said
+    for epoch in range(1, 13):
+        assert f"epoch {epoch}/12 loss" in said
+    assert "images/s" in said
+    assert "left" in said
+
+
+def test_the_run_has_its_pictures(trained):
+    _, folder, said = trained
+    for name in ("curves.png", "confusion.png", "predictions.png"):
+        assert name in said
+        with Image.open(folder / name) as image:
+            image.load()
+
+
+def test_eval_gives_what_the_run_recorded_and_draws_it(trained):
+    images, folder, _ = trained
+    error = json.loads((folder / "result.json").read_text())["test"]["error"]
+    said = run("eval", folder, "--picture", "c.png")
+    assert f"error {100 * error:.2f}%" in said
+    for name in SHAPES:
+        assert f"{name} 12" in said
+    assert Path("c.png").exists()
+    assert "95% interval" in run("eval", folder / "last.safetensors", "--crops", 5)
+    assert "36 images" in run("eval", folder, "--data", images)
+
+
+def test_predict_says_class_and_probability_and_draws(trained):
+    images, folder, _ = trained
+    random = np.random.default_rng(5)
+    for name in SHAPES:
+        draw_shape(name, random, side=48 if name == "square" else 24).resize((70, 50)).save(f"a_{name}.png")
+    said = run("predict", *(f"a_{name}.png" for name in SHAPES), "--weights", folder, "--picture", "seen.png")
+    assert sum(f"a_{name}.png {name} " in said for name in SHAPES) >= 2  # stretched, but no longer than shapes differ
+    assert said.count("%") == 6
+    assert Path("seen.png").exists()
+    known = images / "circle" / "0.png"
+    assert f"{known} circle" in run("predict", known, "--weights", folder / "last.safetensors")
+    assert Path("predictions.png").exists()
+
+
+def test_predict_takes_the_newest_run(few):
+    assert "no weights in runs" in run("predict", few / "circle" / "0.png", code=1)
+    for seed in (0, 1):
+        run("train", "--data", few, *SMALL, "--epochs", 1, "--seed", seed, "--quiet")
+    os.utime("runs/shapes-0/last.safetensors", (2e9, 2e9))
+    assert "by runs/shapes-0/last.safetensors" in run("predict", few / "circle" / "0.png")
+
+
+def test_quiet_says_nothing_and_no_run_overwrites_another(few):
+    quick = ("train", "--data", few, *SMALL, "--epochs", 1, "--quiet")
+    for _ in range(2):
+        assert run(*quick) == ""
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["shapes-0", "shapes-0-2"]
+    before = Path("runs/shapes-0/result.json").read_bytes()
+    assert "already holds a run" in run(*quick, "--out", "runs/shapes-0", code=1)
+    assert Path("runs/shapes-0/result.json").read_bytes() == before
+
+
+def test_seeds_are_named_and_averaged(few):
+    said = run("train", "--data", few, *SMALL, "--epochs", 1, "--seeds", 2, "--seed", 3, "--out", "both")
+    assert sorted(path.name for path in Path("both").iterdir()) == ["seed3", "seed4"]
+    assert "seed 3 epoch 1/1" in said
+    assert "over 2 seeds" in said
+    assert "finished" in run("train", "--resume", "both", "--seeds", 2)
+
+
+def test_without_matplotlib_a_run_ends_well_and_says_what_is_missing(few, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    said = run("train", "--data", few, *SMALL, "--epochs", 1, "--out", "run")
+    assert "pip install 'vbcaps[plot]'" in said
+    assert "accuracy" in said
+    assert load_weights("run/last.safetensors").classes == SHAPES
+    assert not list(Path("run").glob("*.png"))
+
+
+def test_interrupted_it_says_how_to_go_on_and_going_on_ends_the_run(few):
+    command = [sys.executable, "-m", "vbcaps"]
+    words = ["train", "--data", str(few), *SMALL, "--epochs", "300", "--out", "run"]
+    with subprocess.Popen([*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "epoch" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "vbcaps train --resume run" in errors
+    assert "Traceback" not in errors
+    done = len(Path("run/metrics.csv").read_text().splitlines()) - 1
+    assert 1 <= done < 300
+    assert not Path("run/result.json").exists()
+
+    message = run("train", "--resume", "run", "--lr", 0.03, code=1)
+    assert "another recipe" in message
+    assert "lr was 0.02, is now 0.03" in message
+    assert "another recipe" in run("train", "smallnorb", "--resume", "run", code=1)
+    assert "leave --out away" in run("train", "--resume", "run", "--out", "other", code=2)
+    assert not Path("run/result.json").exists()
+
+
+def test_resume_goes_on(few):
+    """The state after the first of two epochs, as a kill would leave it."""
+    whole = ("train", "--data", few, *SMALL, "--epochs", 2, "--out", "whole")
+    run(*whole)
+    state = {}
+
+    def keep(event: Event) -> None:
+        if event.kind == "epoch" and event.epoch == 1:
+            state.update({path.name: path.read_bytes() for path in event.folder.iterdir() if path.is_file()})
+
+    from vbcaps.train import fit
+
+    fit(read_recipe(Path("whole")), "again", device="cpu", on_event=keep)
+    Path("part").mkdir()
+    for name, content in state.items():
+        Path("part", name).write_bytes(content)
+    said = run("train", "--resume", "part")
+    assert "epoch 2/2" in said
+    assert "epoch 1/2" not in said
+    weights = [Path(folder, "last.safetensors") for folder in ("whole", "part")]
+    one, other = (load_weights(path).net.state_dict() for path in weights)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--epoch 3", "--epochs"),
+        ("--epochs many", "'many' is not a whole number"),
+        ("--epochs 2.9", "did you mean 3?"),
+        ("--lr fast", "'fast' is not a number"),
+        ("--arch 8,4,x,4", "'x' is not a whole number"),
+        ("--arch 8,4,4", "arch must be four"),
+        ("--routing dynamc", "did you mean 'dynamic'?"),
+        ("--learn alpha", "did you mean 'alpha0'?"),
+        ("--batch 0", "batch must lie from 1"),
+        ("--routing em --alpha0 2", "alpha0 belongs to routing='vb'"),
+        ("--schedule steps", "milestones"),
+        ("--seeds 0", "--seeds"),
+        ("--device tpu", "device must be auto, cpu, cuda"),
+        ("smallnorb_fats", "did you mean 'smallnorb_fast'?"),
+        ("nothing-like-it", "`vbcaps recipes` lists them"),
+        ("default more", "more"),
+    ],
+)
+def test_a_bad_flag_names_the_nearest_good_one(words, message):
+    assert message in run("train", *words.split(), code=2)
+    assert not Path("runs").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_without_one(few, trained):
+    for words in (("train", "--data", few), ("eval", trained[1]), ("predict", few), ("bench",)):
+        assert "no CUDA device" in run(*words, "--device", "cuda", code=2)
+    assert not Path("runs").exists()
+
+
+def broken_folders(folder: Path) -> dict[str, str]:
+    """Folders of images that cannot be used, and what is said of them."""
+    (folder / "none").mkdir()
+    (folder / "one" / "circle").mkdir(parents=True)
+    draw_shapes(folder / "hollow", 2)
+    (folder / "hollow" / "star").mkdir()
+    draw_shapes(folder / "unreadable", 2)
+    (folder / "unreadable" / "circle" / "1.png").write_bytes(b"\x89PNG\r\n\x1a\n and no more")
+    return {
+        "none": "has no class folders",
+        "one": "has one class only",
+        "hollow": "star: has no images",
+        "unreadable": "1.png: cannot be read as an image",
+        "missing": "neither a dataset nor a folder",
+    }
+
+
+def test_image_folders_that_cannot_be_used(tmp_path):
+    for name, message in broken_folders(tmp_path).items():
+        assert message in run("train", "--data", tmp_path / name, *SMALL, code=1)
+        assert not Path("runs").exists(), name
+
+
+def test_a_dataset_whose_files_are_missing_or_damaged(tmp_path):
+    missing = run("train", "fashion", "--device", "cpu", code=1)
+    assert "vbcaps data fetch fashion-mnist" in missing
+    place = tmp_path / "data" / "fashion-mnist"
+    place.mkdir(parents=True)
+    for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
+        (place / f"{name}-ubyte").write_bytes(b"\0\0\x08\x01 cut short")
+    assert "train-images-idx3-ubyte" in run("train", "fashion", "--device", "cpu", code=1)
+    assert "damaged" in run("data", "check", "fashion-mnist", code=1)
+    assert not Path("runs").exists()
+
+
+def test_a_crop_that_does_not_fit_the_images():
+    said = run("train", "--crop", 64, "--pad", 0, "--device", "cpu", code=2)
+    assert "crop" in said
+    assert not Path("runs").exists()
+
+
+def test_a_folder_that_cannot_be_written(few):
+    Path("file").write_text("in the way")
+    assert "cannot write in file/run" in run("train", "--data", few, *SMALL, "--out", "file/run", code=1)
+
+
+def test_a_resume_folder_that_is_none(few):
+    assert "recipe.json" in run("train", "--resume", few, code=1)
+    assert "recipe.json" in run("train", "--resume", "nowhere", code=1)
+
+
+def test_weights_that_cannot_be_used(trained, few):
+    _, folder, _ = trained
+    content = (folder / "last.safetensors").read_bytes()
+    Path("cut.safetensors").write_bytes(content[:-100])
+    Path("text.safetensors").write_text("not weights")
+    other = content.replace(b'\\"arch\\": [16, 4, 4, 4]', b'\\"arch\\": [16, 4, 4, 5]')
+    assert other != content
+    Path("other.safetensors").write_bytes(other)
+    picture = few / "circle" / "0.png"
+    for name, message in (
+        ("cut", "damaged"),
+        ("text", "damaged"),
+        ("other", "of another network"),
+        ("missing", "cannot read the weights"),
+    ):
+        path = f"{name}.safetensors"
+        assert message in run("eval", path, code=1)
+        assert message in run("predict", picture, "--weights", path, code=1)
+    assert "saved state" in run("eval", folder / "state.safetensors", code=1)
+    assert not Path("predictions.png").exists()
+
+
+def test_eval_on_other_classes_or_crops(trained, tmp_path):
+    _, folder, _ = trained
+    others = draw_shapes(tmp_path / "others", 4)
+    (others / "circle").rename(others / "disc")
+    assert "disc, square, triangle" in run("eval", folder, "--data", others, code=1)
+    assert "--crops" in run("eval", folder, "--crops", 7, code=2)
+
+
+def test_predict_on_what_is_no_image(trained):
+    _, folder, _ = trained
+    Path("notes.txt").write_text("words")
+    assert "cannot be read as an image" in run("predict", "notes.txt", "--weights", folder, code=1)
+    assert not Path("predictions.png").exists()
+
+
+def test_help_has_every_field_with_its_text():
+    said = run("train", "--help")
+    for field in dataclasses.fields(Recipe):
+        if field.name not in NOT_FLAGS:
+            assert f" {flag(field.name)} " in said
+            assert field.metadata["help"] in said
+    for heading in ("Data", "Images", "Network and routing", "Training"):
+        assert f"─ {heading} ─" in said
+
+
+def test_every_flag_becomes_its_field(monkeypatch):
+    """Each field of every type is set to a value that differs from the recipe's, one at a time."""
+    seen = []
+
+    def fit(recipe: Recipe, *_: object, **__: object) -> list:
+        seen.append(recipe)
+        return []
+
+    monkeypatch.setattr("vbcaps.cli_train.fit", fit)
+    base = RECIPES["default"]()
+    for field, words, value in (
+        ("epochs", "--epochs 7", 7),
+        ("lr", "--lr 1e-4", 1e-4),
+        ("arch", "--arch 8,4,4,4", (8, 4, 4, 4)),
+        ("learn", "--learn alpha0,Psi0", ("alpha0", "Psi0")),
+        ("learn", "--learn none", ()),
+        ("flip", "--flip", True),
+        ("norm_pose", "--no-norm-pose", False),
+        ("loss_on", "--loss-on logits", "logits"),
+        ("nu0", "--nu0 20", 20.0),
+        ("nu0", "--nu0 none", None),
+        ("data", "--data my/images", "my/images"),
+        ("validation", "--validation 0.1", 0.1),
+    ):
+        run("train", "--device", "cpu", *words.split())
+        assert seen[-1] == dataclasses.replace(base, **{field: value})
+
+
+def test_recipes_are_listed_with_the_papers_numbers():
+    said = run("recipes")
+    for name in RECIPES:
+        assert f"{name.removesuffix('_fast')} " in said
+    assert "smallnorb 64,16,16,16 vb 169,802 350 / 35 1.6 ± 0.06" in said
+    assert "cifar10_residual 64,16,32,32 residual vb" in said
+
+
+def test_what_is_said_of_a_dataset_is_true_of_its_images():
+    assert tuple(ABOUT) == vbcaps.data.DATASETS
+    sample = vbcaps.data.load("sample")
+    channels, classes, side, what = ABOUT["sample"]
+    assert sample.train.images.shape[1:] == (channels, side, side)
+    assert len(sample.classes) == classes
+    assert what.startswith(f"{len(sample.train.labels) + len(sample.test.labels):,} ")
+
+
+def test_data_list_check_and_fetch(tmp_path, monkeypatch):
+    said = run("data", "list")
+    for name in vbcaps.data.DATASETS:
+        assert name in said
+    assert str(tmp_path / "data") in said
+    assert "in elsewhere" in run("data", "list", "--data-folder", "elsewhere")
+    assert "missing" in run("data", "check", "mnist", code=1)
+    assert run("data", "check", "sample") == ""
+    for command in ("check", "fetch"):
+        assert "did you mean 'smallnorb'?" in run("data", command, "smalnorb", code=2)
+
+    def no_network(*_: object, **__: object) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr("urllib.request.urlopen", no_network)
+    said = run("data", "fetch", "mnist", code=1)
+    assert "no route to host" in said
+    assert str(tmp_path / "data" / "mnist" / "train-images-idx3-ubyte.gz") in said
+    assert "by hand" in said
+
+
+def test_bench_compares_and_says_on_what():
+    said = run("bench", "default", "--batch", 2, "--seconds", 0, "--device", "cpu")
+    assert f"torch {torch.__version__}" in said
+    assert "threads" in said
+    assert "reference" in said
+    assert "fused" in said
+    assert "images/s" in said
+
+
+def event(kind: str, **fields: object) -> Event:
+    return Event(kind, 4, Path("run"), **({"epoch": 2, "epochs": 3, "steps": 10} | fields))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_in_a_terminal_and_elsewhere(monkeypatch, terminal):
+    screen = StringIO()
+    console = Console(file=screen, force_terminal=terminal, width=120, highlight=False)
+    monkeypatch.setattr(progress, "console", console)
+    monkeypatch.setattr("vbcaps.report.console", console)
+    measured: dict = dict(loss=1.25, error=0.125, images_per_second=4321.0, eta=75.0)
+    with progress.Display(seeds=2) as display:
+        display(event("start"))
+        display(event("note", message="something [of] note"))
+        display(event("step", step=5, **measured))
+        live = screen.getvalue()
+        display(event("epoch", step=10, validation=0.25, **measured | {"images_per_second": 0.0}))
+        display(event("end", step=10))
+    shown = screen.getvalue()
+    assert "seed 4  something [of] note" in shown
+    assert "epoch 2/3  loss 1.250  error 12.50%  validation 25.00%  4,321 images/s  1 min 15 s left" in shown
+    assert ("\x1b[" in shown) == terminal
+    assert "epoch 2/3" not in live  # lines are for whole epochs, unless one takes long
+
+
+def test_a_long_epoch_writes_lines_of_its_own(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    with progress.Display() as display:
+        display(event("step", step=5, loss=1.25, images_per_second=10.0, eta=3700.0))
+    assert capsys.readouterr().out == "epoch 2/3 step 5/10  loss 1.250  10 images/s  1 h 01 min left\n"
+
+
+def test_the_program_starts_without_pytorch_and_writes_errors_to_stderr(tmp_path):
+    code = "import sys, vbcaps.cli; assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    ended = subprocess.run([sys.executable, "-m", "vbcaps", "--help"], check=True, capture_output=True, text=True)
+    for name in ("train", "eval", "predict", "recipes", "data", "bench"):
+        assert f" {name} " in ended.stdout
+    ended = subprocess.run([sys.executable, "-m", "vbcaps", "eval", "nowhere"], capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert ended.stdout == ""
+    assert ended.stderr == "vbcaps: cannot read the weights nowhere: No such file or directory\n"
+
+
+def test_the_example_runs():
+    example = Path(__file__).parents[1] / "examples" / "route_a_batch.py"
+    ended = subprocess.run([sys.executable, example, "--batch", "1"], check=True, capture_output=True, text=True)
+    for name in ("vb ", "em ", "dynamic "):
+        assert f"{name} " in ended.stdout
+    assert "nats learned" in ended.stdout
