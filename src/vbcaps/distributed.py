@@ -1,4 +1,17 @@
-"""Several processes on one or more machines, started by torchrun: who is who, and BatchNorm over all of them."""
+"""Several processes on one or more machines, started by torchrun: who is who, and BatchNorm over all of them.
+
+One machine with four GPUs (or four processes on its CPU, with --device cpu)::
+
+    torchrun --nproc-per-node 4 -m vbcaps train smallnorb --out run
+
+Two machines with four each, the same command on both, RANK being 0 on the first and 1 on the second::
+
+    torchrun --nnodes 2 --nproc-per-node 4 --node-rank RANK --master-addr FIRST --master-port 29500 \
+        -m vbcaps train smallnorb --out run
+
+Each process takes its share of every batch; ``batch`` stays the size of the whole. Only the first process writes, and
+only its machine needs the folder of the run; every one needs the data. ``--resume`` goes on with any number of them.
+"""
 
 import os
 from pathlib import Path

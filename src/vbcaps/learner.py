@@ -85,7 +85,7 @@ class Learner:
         self.sums = torch.zeros(2, dtype=torch.float64, device=device)  # loss and errors, over images
         self.bad = torch.full((1,), NEVER, device=device)
         self.optimiser = self.make_optimiser()
-        self.graph = Graph(self.work, self.changed, torch.device("cpu") if group.size > 1 else device, stream)
+        self.graph = Graph(self.work, self.changed, device, stream, capture=group.size == 1)
 
     @property
     def weights(self) -> CapsNet:
@@ -96,7 +96,7 @@ class Learner:
         """Fused, so that it is one kernel that reads the learning rate from a tensor; its state is there at once."""
         r, parameters, lr = self.recipe, list(self.net.parameters()), self.rate[0, 0]
         if r.optimiser == "adam":
-            capturable = self.rate.is_cuda
+            capturable = self.rate.is_cuda and self.group.size == 1
             optimiser: torch.optim.Optimizer = torch.optim.Adam(
                 parameters, lr=lr, weight_decay=r.weight_decay, fused=True, capturable=capturable
             )

@@ -1,5 +1,6 @@
 """A training step, on CUDA captured once as a graph and then replayed: no Python, no launches, no gaps."""
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ class Graph:
         state: gives every tensor that ``work`` changes. Capturing runs it a few times first; then these are put back,
             and those that were made meanwhile (by an optimiser at its first step) are set to zero.
         stream: graphs that are to be replayed at the same time need one each, for what libraries keep for a stream.
+        capture: False to run ``work`` as it is on CUDA, too.
     """
 
     def __init__(
@@ -25,9 +27,10 @@ class Graph:
         state: Callable[[], Iterable[Tensor]],
         device: torch.device,
         stream: "torch.cuda.Stream | None" = None,
+        capture: bool = True,
     ):
         self.work, self.state, self.device, self.stream = work, state, device, stream
-        self.replay = None if device.type == "cuda" else work
+        self.replay = None if capture and device.type == "cuda" else work
 
     def __call__(self) -> None:
         if self.replay is None:
@@ -40,8 +43,10 @@ class Graph:
         stream = self.stream or torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
-            for _ in range(WARM_UP):
-                self.work()
+            with warnings.catch_warnings():  # an optimiser made for capture warns when it runs without
+                warnings.filterwarnings("ignore", "This instance was constructed with capturable=True")
+                for _ in range(WARM_UP):
+                    self.work()
             with torch.no_grad():
                 for tensor in self.state():
                     if tensor.data_ptr() in before:

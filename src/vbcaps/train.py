@@ -78,6 +78,8 @@ def fit(
     data = prepare(recipe, data_folder, place)
     send = on_event if on_event is not None and group.writes else lambda event: None
     together = place.type == "cuda" and group.size == 1
+    if together:
+        torch.cuda.synchronize(place)  # each run has a stream of its own, and the data must be there
     with listening() as stop:
         runs = []
         for r, folder in zip(recipes, folders, strict=True):
