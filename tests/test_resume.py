@@ -107,7 +107,8 @@ def test_a_killed_run_whose_last_file_is_missing_only_tests(tmp_path, tiny_data,
     folder = half_way(finished, tmp_path)
     events = []
     fit(tiny.recipe(epochs=1), folder, device="cpu", resume=True, on_event=events.append)
-    assert [event.kind for event in events] == ["start", "end"]
+    assert [event.kind for event in events] == ["note", "start", "end"]
+    assert events[0].message == "goes on from 6 steps done"
     assert_same_run(finished, folder)
 
 
@@ -195,3 +196,6 @@ def test_several_seeds_are_the_runs_of_each(tmp_path, tiny_data, finished):
     assert [result.folder.name for result in results] == ["seed0", "seed1"]
     assert_same_run(finished, tmp_path / "seed0")
     assert run.read_recipe(tmp_path / "seed1") == replace(recipe, seed=1)
+    (tmp_path / "seed1").rename(tmp_path / "kept")  # as if it had ended before the second began
+    fit(recipe, tmp_path, device="cpu", seeds=2, resume=True)
+    assert_same_run(tmp_path / "kept", tmp_path / "seed1")

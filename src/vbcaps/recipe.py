@@ -29,7 +29,7 @@ CHOICES: dict[str, tuple[str, ...]] = dict(
 )  # fmt: skip
 # Number fields: the smallest and the largest value allowed.
 RANGES: dict[str, tuple[float, float]] = dict(
-    validation=(0, 0.9), split=(0, math.inf), match=(0, 1), image_size=(8, 1024), seed=(0, math.inf),
+    validation=(0, 0.9), split=(0, 2**32 - 1), match=(0, 1), image_size=(8, 1024), seed=(0, 2**32 - 1),
     crop=(IMAGE_SIZES.start, IMAGE_SIZES.stop - 1), pad=(0, 64), brightness=(0, 1), contrast=(0, 1), iters=(1, 100),
     noise=(0, 1), batch=(1, 65536), epochs=(1, 100_000), lr=(0, 100), momentum=(0, 0.9999),
     weight_decay=(0, 1), warmup=(0, 100_000), decay=(0, 1), final=(0, 1), ema=(0, 0.999999), save_seconds=(0, math.inf),

@@ -78,8 +78,6 @@ def check_folder(recipe: Recipe, folder: Path, resume: bool) -> None:
     """Before any time is spent: may a run of this recipe write here?"""
     if not resume and any((folder / name).exists() for name in ("state.safetensors", "result.json")):
         raise RunError(f"{folder} already holds a run: resume it, or choose another folder")
-    if resume and not folder.is_dir():
-        raise RunError(f"there is no run to resume in {folder}")
     if resume and (folder / "recipe.json").exists():
         run.check_same(run.read_json(folder / "recipe.json"), recipe, folder)
 

@@ -17,7 +17,7 @@ from vbcaps.evaluate import Evaluation, Scorer, evaluate, predict_scores, summar
 from vbcaps.learner import NEVER, Learner, NonFinite, Totals, diagnose
 from vbcaps.recipe import Recipe
 from vbcaps.record import Board, Data, Event, Record, Result, check_folder
-from vbcaps.run import fingerprint
+from vbcaps.run import RunError, fingerprint
 
 __all__ = [
     "Evaluation",
@@ -73,6 +73,8 @@ def fit(
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = deterministic, not deterministic
     group = join(place)
     if group.writes:
+        if resume and not out.is_dir():
+            raise RunError(f"there is no run to resume in {out}")
         for r, folder in zip(recipes, folders, strict=True):
             check_folder(r, folder, resume)
     data = prepare(recipe, data_folder, place)
@@ -131,6 +133,8 @@ def train(
     record.open(resume)
     board = Board(folder, learner.epoch) if tensorboard and group.writes else None
     validate = scorer(learner, data.validation, data.classes)
+    if record.steps_done:
+        send(record.event("note", message=f"goes on from {record.steps_done} steps done"))
     send(record.event("start"))
     every = max(learner.steps // READS, 1)
     while learner.epoch < recipe.epochs and not record.matched:
