@@ -64,6 +64,9 @@ class Group(NamedTuple):
         return x.cpu().numpy().tobytes()
 
 
+ALONE = Group()
+
+
 def started_by_torchrun() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
@@ -71,7 +74,7 @@ def started_by_torchrun() -> bool:
 def join(device: torch.device) -> Group:
     """Meet the other processes: over NCCL for GPUs, over gloo for CPUs. Alone where there are none."""
     if not started_by_torchrun():
-        return Group()
+        return ALONE
     if not dist.is_initialized():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     return Group(dist.get_rank(), dist.get_world_size())

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vbcaps.data import Split, View
-from vbcaps.distributed import Group
+from vbcaps.distributed import ALONE, Group
 from vbcaps.layers import Capsules
 from vbcaps.models import CapsNet
 from vbcaps.step import Graph
@@ -113,15 +113,11 @@ def evaluating(net: nn.Module) -> Iterator[None]:
         net.train(training)
 
 
-def summary(
-    scores: Tensor, labels: Tensor, classes: Sequence[str], crops: int = 1, group: Group | None = None
-) -> Evaluation:
+def summary(scores: Tensor, labels: Tensor, classes: Sequence[str], crops: int = 1, group: Group = ALONE) -> Evaluation:
     """From probabilities ``n c`` and labels ``n``; those of all processes together where there are several."""
     c = len(classes)
     pairs = torch.bincount((labels * c + scores.argmax(1)).cpu(), minlength=c * c)
-    if group is not None:
-        pairs = group.sum(pairs.to(scores.device)).cpu()
-    confusion = pairs.view(c, c).tolist()
+    confusion = group.sum(pairs.to(scores.device)).view(c, c).tolist()
     per_class = []
     for j, name in enumerate(classes):
         count, wrong = sum(confusion[j]), sum(confusion[j]) - confusion[j][j]

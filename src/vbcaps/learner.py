@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from vbcaps.data import Split, View
-from vbcaps.distributed import Group, synchronise
+from vbcaps.distributed import ALONE, Group, synchronise
 from vbcaps.layers import Capsules
 from vbcaps.losses import nll_loss, spread_loss, spread_margin
 from vbcaps.models import CapsNet
@@ -57,7 +57,7 @@ class Learner:
         train: Split,
         view: View,
         classes: int,
-        group: Group = Group(),  # noqa: B008
+        group: Group = ALONE,
         stream: "torch.cuda.Stream | None" = None,
     ):
         self.recipe, self.train, self.view, self.group, self.stream = recipe, train, view, group, stream

@@ -163,10 +163,13 @@ def affnist_matched() -> Recipe:
 
 
 def default() -> Recipe:
-    """The embedded sample of Fashion-MNIST and a small network: about a minute and a half on two cores of a laptop."""
+    """The embedded sample of Fashion-MNIST and a small network, about a minute and a half on two cores: 12% error.
+
+    Chosen on an eighth of the training images, held out. Not padded, since 28x28 takes two thirds of the time of 32x32.
+    """
     return Recipe(
-        name="default", dataset="sample", crop=32, pad=4, standardise="dataset", arch=(32, 8, 8, 8), batch=32, epochs=6,
-        lr=5e-3, schedule="onecycle", warmup=1.0, final=0.01,
+        name="default", dataset="sample", crop=28, standardise="dataset", flip=True, arch=(32, 8, 8, 8), iters=2,
+        batch=32, epochs=9, lr=4e-3, schedule="onecycle", warmup=1.0, final=0.01,
     )  # fmt: skip
 
 
