@@ -226,6 +226,18 @@ def test_your_own_images(tmp_path, monkeypatch):
     assert load_weights(result.weights).classes == ("disc", "square")
 
 
+def test_a_cpu_without_kernels_is_told_of(tmp_path, monkeypatch):
+    monkeypatch.setattr("vbcaps.train.why_no_library", lambda: "no compiler was found")
+    notes = []
+    fit(tiny.recipe(epochs=1, backend="auto"), tmp_path / "a", device="cpu", on_event=notes.append)
+    assert [e.message for e in notes if e.kind == "note"] == [
+        "there are no kernels for this CPU, so training takes some 25 times as long: no compiler was found"
+    ]
+    notes.clear()
+    fit(tiny.recipe(epochs=1), tmp_path / "b", device="cpu", on_event=notes.append)  # the reference was asked for
+    assert not [e for e in notes if e.kind == "note"]
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [("tpu", "device must be auto, cpu, cuda or cuda:NUMBER, got 'tpu'"), ("cuda:x", "device must be")]

@@ -17,6 +17,7 @@ from vbcaps.evaluate import Evaluation, Scorer, evaluate, predict_scores, summar
 from vbcaps.learner import NEVER, Learner, NonFinite, Totals, diagnose
 from vbcaps.recipe import Recipe
 from vbcaps.record import Board, Data, Event, Record, Result, check_folder
+from vbcaps.routing.passes import why_no_library
 from vbcaps.run import RunError, fingerprint
 
 __all__ = [
@@ -133,6 +134,8 @@ def train(
     record.open(resume)
     board = Board(folder, learner.epoch) if tensorboard and group.writes else None
     validate = scorer(learner, data.validation, data.classes)
+    if slow := why_slow(recipe, data.train.labels.device):
+        send(record.event("note", message=slow))
     if record.steps_done:
         send(record.event("note", message=f"goes on from {record.steps_done} steps done"))
     send(record.event("start"))
@@ -170,6 +173,14 @@ def sound(learner: Learner, record: Record) -> Totals:
         learner.begin()
         raise diagnose(learner, totals.bad)
     return totals
+
+
+def why_slow(recipe: Recipe, device: torch.device) -> str:
+    """A warning where routing on a CPU has to do without its kernels; looking for them compiles them."""
+    if device.type != "cpu" or recipe.backend != "auto" or recipe.routing == "dynamic" or recipe.precision == "full":
+        return ""
+    why = why_no_library()
+    return f"there are no kernels for this CPU, so training takes some 25 times as long: {why}" if why else ""
 
 
 def scorer(learner: Learner, split: Split | None, classes: tuple[str, ...]) -> Callable[[], Evaluation] | None:
