@@ -62,15 +62,15 @@ def test_a_signal_saves_says_how_to_go_on_and_loses_nothing(tmp_path):
 
 
 @pytest.fixture
-def tiny_data(monkeypatch):
-    monkeypatch.setattr("vbcaps.train.load", tiny.dataset)
+def tiny_data():
+    with tiny.in_place_of_data():
+        yield
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A finished run of one epoch; copy what is to be changed."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vbcaps.train.load", tiny.dataset)
+    with tiny.in_place_of_data():
         folder = tmp_path_factory.mktemp("run") / "one"
         fit(tiny.recipe(epochs=1), folder, device="cpu")
     return folder

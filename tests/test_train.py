@@ -9,7 +9,7 @@ import tiny
 import torch
 
 from vbcaps import models, run
-from vbcaps.data import View
+from vbcaps.data import View, load
 from vbcaps.learner import Learner, NonFinite, epoch_plan
 from vbcaps.losses import nll_loss
 from vbcaps.run import RunError, load_weights
@@ -19,8 +19,9 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @pytest.fixture(autouse=True)
-def tiny_data(monkeypatch):
-    monkeypatch.setattr("vbcaps.train.load", tiny.dataset)
+def tiny_data():
+    with tiny.in_place_of_data():
+        yield
 
 
 def learner_of(device="cpu", **fields):
@@ -33,8 +34,7 @@ def learner_of(device="cpu", **fields):
 def finished(tmp_path_factory):
     """(result, events) of a run with nothing special."""
     events = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vbcaps.train.load", tiny.dataset)
+    with tiny.in_place_of_data():
         recipe = tiny.recipe(epochs=12, arch=(8, 4, 4, 4), lr=0.03, loss_on="activations")
         (result,) = fit(recipe, tmp_path_factory.mktemp("run"), device="cpu", tensorboard=True, on_event=events.append)
     return result, events
@@ -210,7 +210,7 @@ def test_your_own_images(tmp_path, monkeypatch):
     """A folder of class folders, shapes of two kinds, is learned."""
     image = pytest.importorskip("PIL.Image")
     draw = pytest.importorskip("PIL.ImageDraw")
-    monkeypatch.undo()
+    monkeypatch.setattr("vbcaps.train.load", load)
     generator = torch.Generator().manual_seed(0)
     for kind in ("disc", "square"):
         (tmp_path / "shapes" / kind).mkdir(parents=True)

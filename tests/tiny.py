@@ -1,5 +1,9 @@
 """A problem small enough to train in a second or two with the reference: three classes, told by where a bar lies."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
 import torch
 
 from vbcaps.data import Dataset, Split
@@ -28,3 +32,14 @@ def recipe(**fields: object) -> Recipe:
         schedule="onecycle", warmup=0.5, loss_on="logits", iters=2, backend="reference", save_seconds=0.0,
     )  # fmt: skip
     return Recipe(**settings | fields)
+
+
+@contextmanager
+def in_place_of_data() -> Iterator[None]:
+    """``fit`` trains on it, with one thread: for tensors this small two only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vbcaps.train.load", dataset)
+        yield
+    torch.set_num_threads(threads)
