@@ -23,7 +23,7 @@ from vbcaps.flags import NOT_FLAGS
 from vbcaps.recipe import Recipe
 from vbcaps.recipes import RECIPES
 from vbcaps.run import load_weights, read_recipe
-from vbcaps.train import Event
+from vbcaps.train import Event, Interrupted, fit
 
 SHAPES = ("circle", "square", "triangle")
 SETTINGS = dict(
@@ -172,6 +172,14 @@ def test_seeds_are_named_and_averaged(few):
     assert "finished" in run("train", "--resume", "both", "--seeds", 2)
 
 
+def test_a_validation_share_leaves_the_test_set_alone_and_its_best_weights_are_used(few):
+    said = run("train", "--data", few, *SMALL, "--epochs", 2, "--validation", 0.25, "--out", "run")
+    assert "validation error" in said
+    assert "test:" not in said
+    assert {path.name for path in Path("run").glob("*.png")} == {"curves.png", "predictions.png"}
+    assert "by run/best.safetensors" in run("predict", few / "circle" / "0.png", "--weights", "run")
+
+
 def test_without_matplotlib_a_run_ends_well_and_says_what_is_missing(few, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     said = run("train", "--data", few, *SMALL, "--epochs", 1, "--out", "run")
@@ -192,7 +200,7 @@ def test_interrupted_it_says_how_to_go_on_and_going_on_ends_the_run(few):
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
-    assert "vbcaps train --resume run" in errors
+    assert errors.endswith("vbcaps train --resume run\n")
     assert "Traceback" not in errors
     done = len(Path("run/metrics.csv").read_text().splitlines()) - 1
     assert 1 <= done < 300
@@ -206,6 +214,15 @@ def test_interrupted_it_says_how_to_go_on_and_going_on_ends_the_run(few):
     assert not Path("run/result.json").exists()
 
 
+def test_interrupted_seeds_are_counted_in_what_it_says(few, monkeypatch):
+    def fit(*_: object, **__: object) -> None:
+        raise Interrupted(signal.SIGTERM, Path("out/seed0"))
+
+    monkeypatch.setattr("vbcaps.cli_train.fit", fit)
+    said = run("train", "--data", few, "--seeds", 3, "--out", "out", "--device", "cpu", code=143)
+    assert said.endswith("vbcaps train --resume out --seeds 3")
+
+
 def test_resume_goes_on(few):
     """The state after the first of two epochs, as a kill would leave it."""
     whole = ("train", "--data", few, *SMALL, "--epochs", 2, "--out", "whole")
@@ -215,8 +232,6 @@ def test_resume_goes_on(few):
     def keep(event: Event) -> None:
         if event.kind == "epoch" and event.epoch == 1:
             state.update({path.name: path.read_bytes() for path in event.folder.iterdir() if path.is_file()})
-
-    from vbcaps.train import fit
 
     fit(read_recipe(Path("whole")), "again", device="cpu", on_event=keep)
     Path("part").mkdir()
@@ -414,6 +429,9 @@ def test_data_list_check_and_fetch(tmp_path, monkeypatch):
     assert "in elsewhere" in run("data", "list", "--data-folder", "elsewhere")
     assert "missing" in run("data", "check", "mnist", code=1)
     assert run("data", "check", "sample") == ""
+    (tmp_path / "data" / "svhn").mkdir(parents=True)
+    (tmp_path / "data" / "svhn" / "sheet.webp").touch()
+    assert "present" in run("data", "check", "svhn")
     for command in ("check", "fetch"):
         assert "did you mean 'smallnorb'?" in run("data", command, "smalnorb", code=2)
 
