@@ -476,7 +476,7 @@ def test_progress_in_a_terminal_and_elsewhere(monkeypatch, terminal):
     assert "seed 4  something [of] note" in shown
     assert "epoch 2/3  loss 1.250  error 12.50%  validation 25.00%  4,321 images/s  1 min 15 s left" in shown
     assert ("\x1b[" in shown) == terminal
-    assert "epoch 2/3" not in live  # lines are for whole epochs, unless one takes long
+    assert "loss" not in live or terminal  # plain lines are for whole epochs, unless one takes long
 
 
 def test_a_long_epoch_writes_lines_of_its_own(monkeypatch, capsys):

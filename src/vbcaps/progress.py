@@ -59,16 +59,20 @@ class Display:
         if self.bars is None:
             return
         if event.seed not in self.tasks:
-            name = f"seed {event.seed}" if self.names else "training"
-            self.tasks[event.seed] = self.bars.add_task(name, total=None, numbers="")
-        done = (event.epoch - 1) * event.steps + (event.steps if event.kind == "epoch" else event.step)
+            self.tasks[event.seed] = self.bars.add_task("", numbers="")
         self.bars.update(
-            self.tasks[event.seed], total=event.epochs * event.steps, completed=done, numbers=numbers(event)
+            self.tasks[event.seed],
+            description=self.name(event) + f"epoch {event.epoch}/{event.epochs}",
+            total=event.epochs * event.steps,
+            completed=(event.epoch - 1) * event.steps + event.step,
+            numbers=numbers(event),
         )
 
     def say(self, event: "Event", line: str) -> None:
-        line = f"seed {event.seed}  {line}" if self.names else line
-        say(line)
+        say(self.name(event) + line)
+
+    def name(self, event: "Event") -> str:
+        return f"seed {event.seed}  " if self.names else ""
 
 
 def where(event: "Event") -> str:
