@@ -185,6 +185,7 @@ def test_without_matplotlib_a_run_ends_well_and_says_what_is_missing(few, monkey
     said = run("train", "--data", few, *SMALL, "--epochs", 1, "--out", "run")
     assert "pip install 'vbcaps[plot]'" in said
     assert "accuracy" in said
+    assert "1 epoch in" in said
     assert load_weights("run/last.safetensors").classes == SHAPES
     assert not list(Path("run").glob("*.png"))
 

@@ -62,7 +62,8 @@ def say_results(results: Sequence["Result"]) -> None:
         if result.validation is not None:
             say(f"{name}validation error {percent(result.validation)}, the lowest, in epoch {result.best_epoch}")
         files = ", ".join([result.weights.name, *sorted(path.name for path in result.folder.glob("*.png"))])
-        say(f"{name}{result.epochs} epochs in {duration(result.seconds)}, {result.parameters:,} parameters")
+        epochs = f"{result.epochs} epoch{'s' if result.epochs > 1 else ''}"
+        say(f"{name}{epochs} in {duration(result.seconds)}, {result.parameters:,} parameters")
         say(f"{name}{result.folder}: {files}")
     errors = [result.test.error for result in results if result.test is not None]
     if len(errors) > 1:
