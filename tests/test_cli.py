@@ -219,7 +219,7 @@ def test_interrupted_seeds_are_counted_in_what_it_says(few, monkeypatch):
     def fit(*_: object, **__: object) -> None:
         raise Interrupted(signal.SIGTERM, Path("out/seed0"))
 
-    monkeypatch.setattr("vbcaps.cli_train.fit", fit)
+    monkeypatch.setattr("vbcaps.train.fit", fit)
     said = run("train", "--data", few, "--seeds", 3, "--out", "out", "--device", "cpu", code=143)
     assert said.endswith("vbcaps train --resume out --seeds 3")
 
@@ -385,7 +385,7 @@ def test_every_flag_becomes_its_field(monkeypatch):
         seen.append(recipe)
         return []
 
-    monkeypatch.setattr("vbcaps.cli_train.fit", fit)
+    monkeypatch.setattr("vbcaps.train.fit", fit)
     base = RECIPES["default"]()
     for field, words, value in (
         ("epochs", "--epochs 7", 7),
@@ -488,7 +488,8 @@ def test_a_long_epoch_writes_lines_of_its_own(monkeypatch, capsys):
 
 
 def test_the_program_starts_without_pytorch_and_writes_errors_to_stderr(tmp_path):
-    code = "import sys, vbcaps.cli; assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
+    imports = "import sys, vbcaps.cli, vbcaps.cli_train; vbcaps.cli.recipes()"  # what `recipes`, `train --help` need
+    code = f"{imports}; assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
     ended = subprocess.run([sys.executable, "-m", "vbcaps", "--help"], check=True, capture_output=True, text=True)
     for name in ("train", "eval", "predict", "recipes", "data", "bench"):

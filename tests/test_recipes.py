@@ -6,8 +6,12 @@ from dataclasses import fields, replace
 
 import pytest
 
+from vbcaps import layers, losses, models, prior
+from vbcaps.cli import ABOUT
+from vbcaps.data import augment, splits
 from vbcaps.recipe import CHOICES, RANGES, Recipe, field_types
-from vbcaps.recipes import PAPER, RECIPES, paper, recipe
+from vbcaps.recipes import PAPER, PARAMETERS, RECIPES, paper, parameters, recipe
+from vbcaps.routing import ROUTINGS, route, vb
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -22,6 +26,23 @@ def test_every_field_has_a_type_a_default_and_a_meaning():
         assert field.metadata["help"], field.name
         assert field.default is not ..., field.name
     assert set(CHOICES) | set(RANGES) <= set(field_types())
+
+
+def test_the_choices_are_those_of_the_modules_that_know_them():
+    theirs = dict(
+        stem=models.STEMS, routing=tuple(ROUTINGS), activation=vb.ACTIVATIONS, precision=prior.PRECISIONS,
+        learn=prior.NAMES, init=layers.INITS, backend=route.BACKENDS, loss_on=losses.NLL_ON,
+        standardise=augment.STANDARDISE, fill=augment.FILL, viewpoint=tuple(sorted(splits.FAMILIAR)),
+    )  # fmt: skip
+    assert {field: CHOICES[field] for field in theirs} == theirs
+    assert RANGES["crop"] == (models.IMAGE_SIZES[0], models.IMAGE_SIZES[-1])
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_network_learns_as_many_numbers_as_is_said(name):
+    channels, classes, *_ = ABOUT[recipe(name).dataset]
+    assert parameters(name) == sum(p.numel() for p in recipe(name).net(channels, classes).parameters())
+    assert set(PARAMETERS) == {name.removesuffix("_fast") for name in RECIPES}
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -104,6 +125,10 @@ def test_the_learning_rate_of_each_schedule():
         (dict(arch=(64, 8, 8.0, 8)), "arch must be a whole number"),
         (dict(crop=16), "crop must lie from 20 to 256"),
         (dict(nu0=-1.0), "nu0 must be positive"),
+        (dict(kappa0=0.0), "kappa0 must be positive"),
+        (dict(precision="full", nu0=15.0), "nu0 must be"),
+        (dict(place=True, pad=4), "pad must be 0"),
+        (dict(fill="mean", standardise="crop"), 'fill="mean" cannot be had'),
         (dict(routing="em", alpha0=2.0), "alpha0 belongs to routing='vb'"),
         (dict(loss="spread", loss_on="logits"), "loss='spread' is of activations"),
         (dict(schedule="steps"), "needs milestones"),

@@ -1,7 +1,7 @@
 """The command line: ``vbcaps train | eval | predict | recipes | data | bench``. It parses, calls and prints.
 
-PyTorch takes seconds to import, so a command imports what needs it when it is run; that is why `train`, whose flags are
-made from the recipe, is a program of its own (``vbcaps.cli_train``).
+PyTorch takes seconds to import, so a command imports what needs it when it is run. `train`, whose flags are made from
+the recipe, is a program of its own (``vbcaps.cli_train``).
 """
 
 import dataclasses
@@ -145,18 +145,18 @@ def predict(
 @app.command()
 def recipes() -> None:
     """List the recipes: one for each experiment of the paper, with its error, and the default."""
-    from vbcaps.recipes import RECIPES, paper
+    from vbcaps.recipes import RECIPES, paper, parameters
 
     rows = table("recipe", "network", "routing", numbers=("parameters", "epochs", "paper"))
     for name, make in RECIPES.items():
         recipe = make()
         if name.endswith("_fast"):
             continue
-        channels, classes, *_ = ABOUT[recipe.dataset]
-        parameters = sum(p.numel() for p in recipe.net(channels, classes).parameters())
         network = ",".join(map(str, recipe.arch)) + ("" if recipe.stem == "conv" else f" {recipe.stem}")
         twin = f" / {RECIPES[f'{name}_fast']().epochs}" if f"{name}_fast" in RECIPES else ""
-        rows.add_row(name, network, recipe.routing, f"{parameters:,}", f"{recipe.epochs}{twin}", paper(name) or "")
+        rows.add_row(
+            name, network, recipe.routing, f"{parameters(name):,}", f"{recipe.epochs}{twin}", paper(name) or ""
+        )
     say(rows, "paper: its test error in %. After the slash, the epochs of a fast twin in larger batches: NAME_fast.")
 
 

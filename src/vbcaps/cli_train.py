@@ -12,8 +12,6 @@ from vbcaps.flags import changed, given, recipe_flags
 from vbcaps.progress import Display
 from vbcaps.recipe import Recipe
 from vbcaps.report import complain, draw_run, say_results
-from vbcaps.run import read_recipe
-from vbcaps.train import Interrupted, fit
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -47,6 +45,8 @@ def train(
     chosen = None if resume is not None and recipe is None else changed(recipe or "default", wanted)
     quiet = quiet or os.environ.get("RANK", "0") != "0"  # of the processes that torchrun starts, the first one talks
     with clear_errors():
+        from vbcaps.train import Interrupted, fit
+
         check_device(device)
         if resume is not None and chosen is None:
             chosen = dataclasses.replace(recipe_of(resume), **wanted)
@@ -81,6 +81,8 @@ def train(
 
 def recipe_of(folder: Path) -> Recipe:
     """Of a run, or of the first of several seeds in one folder."""
+    from vbcaps.run import read_recipe
+
     seeds = sorted(folder.glob("seed*/recipe.json"), key=lambda path: int(path.parent.name.removeprefix("seed")))
     return read_recipe(folder if (folder / "recipe.json").exists() or not seeds else seeds[0].parent)
 

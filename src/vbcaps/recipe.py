@@ -6,35 +6,31 @@ import math
 import types
 import typing
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vbcaps.data.augment import FILL, STANDARDISE, View
-from vbcaps.layers import INITS
-from vbcaps.losses import NLL_ON
-from vbcaps.models import IMAGE_SIZES, STEMS, CapsNet
-from vbcaps.prior import NAMES, PRECISIONS, Prior
-from vbcaps.routing import ROUTINGS
-from vbcaps.routing.route import BACKENDS
-from vbcaps.routing.vb import ACTIVATIONS
+if TYPE_CHECKING:  # PyTorch takes seconds to import, and a recipe can be listed, changed and checked without
+    from vbcaps.data import View
+    from vbcaps.models import CapsNet
+    from vbcaps.prior import Prior
 
-LOSSES = ("nll", "spread")
-OPTIMISERS = ("adam", "sgd")
-SCHEDULES = ("constant", "exponential", "steps", "cosine", "onecycle")
-VIEWPOINTS = ("azimuth", "elevation")
-
+# A test holds these words to the modules that give them a meaning.
 CHOICES: dict[str, tuple[str, ...]] = dict(
-    stem=STEMS, routing=tuple(ROUTINGS), activation=ACTIVATIONS, precision=PRECISIONS, learn=NAMES, init=INITS,
-    backend=BACKENDS, loss=LOSSES, loss_on=NLL_ON, optimiser=OPTIMISERS, schedule=SCHEDULES, viewpoint=VIEWPOINTS,
-    standardise=STANDARDISE, fill=FILL,
+    stem=("conv", "residual"), routing=("vb", "em", "dynamic"), activation=("released", "paper"),
+    precision=("gamma", "wishart", "full"), learn=("alpha0", "m0", "kappa0", "Psi0", "nu0"),
+    init=("glorot", "identity"), backend=("auto", "reference", "triton", "cpu"), loss=("nll", "spread"),
+    loss_on=("activations", "logits"), optimiser=("adam", "sgd"),
+    schedule=("constant", "exponential", "steps", "cosine", "onecycle"), viewpoint=("azimuth", "elevation"),
+    standardise=("image", "crop", "dataset", "none"), fill=("black", "mean"),
 )  # fmt: skip
 # Number fields: the smallest and the largest value allowed.
 RANGES: dict[str, tuple[float, float]] = dict(
     validation=(0, 0.9), split=(0, 2**32 - 1), match=(0, 1), image_size=(8, 1024), seed=(0, 2**32 - 1),
-    crop=(IMAGE_SIZES.start, IMAGE_SIZES.stop - 1), pad=(0, 64), brightness=(0, 1), contrast=(0, 1), iters=(1, 100),
+    crop=(20, 256), pad=(0, 64), brightness=(0, 1), contrast=(0, 1), iters=(1, 100),
     noise=(0, 1), batch=(1, 65536), epochs=(1, 100_000), lr=(0, 100), momentum=(0, 0.9999),
     weight_decay=(0, 1), warmup=(0, 100_000), decay=(0, 1), final=(0, 1), ema=(0, 0.999999), save_seconds=(0, math.inf),
 )  # fmt: skip
-VB_ONLY = ("activation", "precision", "alpha0", "m0", "kappa0", "psi0", "nu0", "learn")
+PRIOR = ("alpha0", "m0", "kappa0", "psi0", "nu0")
+VB_ONLY = ("activation", "precision", *PRIOR, "learn")
 
 
 def _field(default: Any, help: str) -> Any:
@@ -122,8 +118,11 @@ class Recipe:
         if self.lr == 0:
             raise ValueError("lr must be above 0, got 0")
         self._validate_combinations()
-        self.view()
-        Prior(self.alpha0, self.m0, self.kappa0, self.psi0, self.nu0, precision=self.precision)
+        # The rest is for views and priors to say; they need PyTorch, so only where it could be wrong.
+        if (self.place and self.pad) or self.fill != Recipe.fill:
+            self.view()
+        if any(getattr(self, field) != getattr(Recipe, field) for field in PRIOR):
+            self.prior()
 
     def _validate_combinations(self) -> None:
         if self.routing != "vb":
@@ -148,21 +147,28 @@ class Recipe:
         if self.image_size is not None and self.data is None:
             raise ValueError(f"image_size={self.image_size} resizes images of your own: it needs data, a folder")
 
-    def view(self) -> View:
+    def view(self) -> "View":
         """How its images become the network's input; for standardise='dataset' still to be fitted."""
+        from vbcaps.data import View
+
         return View(
             crop=self.crop, pad=self.pad, standardise=self.standardise, flip=self.flip, place=self.place,
             brightness=self.brightness, contrast=self.contrast, fill=self.fill,
         )  # fmt: skip
 
-    def net(self, in_channels: int, classes: int) -> CapsNet:
+    def prior(self) -> "Prior":
+        """Of every capsule layer."""
+        from vbcaps.prior import Prior
+
+        return Prior(*(getattr(self, field) for field in PRIOR), precision=self.precision, learn=self.learn)
+
+    def net(self, in_channels: int, classes: int) -> "CapsNet":
         """The network, its first weights drawn from torch's random numbers."""
+        from vbcaps.models import CapsNet
+
         options: dict[str, Any] = dict(iters=self.iters)
         if self.routing == "vb":
-            values = (self.alpha0, self.m0, self.kappa0, self.psi0, self.nu0)
-            options |= dict(
-                activation=self.activation, prior=Prior(*values, precision=self.precision, learn=self.learn)
-            )
+            options |= dict(activation=self.activation, prior=self.prior())
         return CapsNet(
             self.arch, in_channels, classes, self.crop, self.routing, self.stem, routing_options=options,
             init=self.init, noise=self.noise, norm_pose=self.norm_pose, logit_scale=self.loss_on == "logits",

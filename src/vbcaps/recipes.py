@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from vbcaps.recipe import Recipe, nearest
 
-__all__ = ["PAPER", "RECIPES", "Recipe", "fast", "paper", "recipe"]
+__all__ = ["PAPER", "PARAMETERS", "RECIPES", "Recipe", "fast", "paper", "parameters", "recipe"]
 
 # --- smallNORB -------------------------------------------------------------------------------------------------------
 
@@ -213,6 +213,18 @@ PAPER = dict(
     affnist="1.9", affnist_matched="3.1",
 )  # fmt: skip
 
+# Learned numbers of each network, which a test holds to the network: building it takes PyTorch.
+PARAMETERS = dict(
+    default=43_540,
+    smallnorb=169_802, smallnorb_small=142_666, smallnorb_large=318_602, smallnorb_em=169_802,
+    smallnorb_dynamic=169_728, smallnorb_azimuth=169_802, smallnorb_azimuth_em=169_802,
+    smallnorb_elevation=169_802, smallnorb_elevation_em=169_802,
+    fashion=169_492, fashion_small=142_356, fashion_large=319_572, fashion_em=169_492, fashion_learned=169_495,
+    svhn=322_772, svhn_small=145_556, svhn_medium=172_692, svhn_em=322_772,
+    cifar10=322_772, cifar10_small=145_556, cifar10_medium=172_692, cifar10_em=322_772, cifar10_residual=899_988,
+    affnist=169_492, affnist_matched=169_492,
+)  # fmt: skip
+
 
 def recipe(name: str) -> Recipe:
     """``recipe("smallnorb_fast")``; an unknown name is an error that says the nearest."""
@@ -224,3 +236,8 @@ def recipe(name: str) -> Recipe:
 def paper(name: str) -> str | None:
     """The paper's test error in percent, None for what is not in it; a fast twin has its parent's."""
     return PAPER.get(name.removesuffix("_fast"))
+
+
+def parameters(name: str) -> int:
+    """How many numbers the network learns; a fast twin has its parent's."""
+    return PARAMETERS[name.removesuffix("_fast")]
