@@ -3,8 +3,10 @@
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from safetensors.torch import load_file
 
 from vbcaps import run
 from vbcaps.run import RunError
-from vbcaps.train import fit
+from vbcaps.train import Event, Interrupted, fit
 
 TIMES = ("seconds", "images_per_second")
 
@@ -112,6 +114,19 @@ def test_a_killed_run_whose_last_file_is_missing_only_tests(tmp_path, tiny_data,
     assert_same_run(finished, folder)
 
 
+def test_an_epoch_interrupted_after_its_last_step_has_a_speed(tmp_path, tiny_data):
+    def interrupt(event: Event) -> None:
+        if event.step == event.steps:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        fit(tiny.recipe(epochs=1), tmp_path, device="cpu", on_event=interrupt)
+    events = []
+    fit(tiny.recipe(epochs=1), tmp_path, device="cpu", resume=True, on_event=events.append)
+    assert [event.kind for event in events] == ["note", "start", "epoch", "end"]
+    assert 0 < events[2].images_per_second < 1e5
+
+
 def test_a_folder_with_a_run_is_not_overwritten(tiny_data, finished):
     with pytest.raises(RunError, match="already holds a run: resume it, or choose another folder"):
         fit(tiny.recipe(epochs=1), finished, device="cpu")
@@ -182,6 +197,52 @@ def test_a_disk_that_fills_later_leaves_the_old_file(tmp_path, full_disk):
         run.write(path, bytes(8192))
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_files_are_written_while_the_run_goes_on_one_call_after_the_other(tmp_path, monkeypatch):
+    write, may, written = run.write, threading.Event(), []
+
+    def slow(path: Path, content: bytes) -> None:
+        assert may.wait(10)
+        write(path, content)
+        written.append(path.name)
+
+    monkeypatch.setattr("vbcaps.run.write", slow)
+    writer = run.Writer()
+    writer({tmp_path / "a": b"1", tmp_path / "b": b"2"})  # returns although nothing can be written yet
+    assert written == []
+    may.set()
+    writer({tmp_path / "a": b"3"})  # waits for the first two
+    assert written[:2] == ["a", "b"]
+    writer.wait()
+    assert written == ["a", "b", "a"]
+    assert (tmp_path / "a").read_bytes() == b"3"
+
+
+def test_what_went_wrong_while_writing_is_raised_once(tmp_path):
+    writer = run.Writer()
+    writer({tmp_path / "none" / "a": b"1", tmp_path / "b": b"2"})
+    with pytest.raises(RunError, match=r"cannot write .*: No such file"):
+        writer({tmp_path / "c": b"3"})
+    assert list(tmp_path.iterdir()) == []  # nothing after the one that failed
+    writer.wait()
+
+
+@pytest.mark.parametrize("epoch", [1, 3])
+def test_a_disk_that_fills_in_the_run_ends_it_with_the_state_before(tmp_path, monkeypatch, tiny_data, epoch):
+    write, states = run.write, []
+
+    def fails(path: Path, content: bytes) -> None:
+        states.append(content) if path.name == "state.safetensors" else None
+        if len(states) > epoch:  # the first is the state at the start
+            raise RunError(f"cannot write {path}: no room")
+        write(path, content)
+
+    monkeypatch.setattr("vbcaps.run.write", fails)
+    with pytest.raises(RunError, match=r"state\.safetensors: no room"):
+        fit(tiny.recipe(epochs=3), tmp_path, device="cpu")
+    assert (tmp_path / "state.safetensors").read_bytes() == states[epoch - 1]
+    assert not (tmp_path / "result.json").exists()
 
 
 def test_a_folder_that_cannot_be_made(tmp_path, tiny_data):

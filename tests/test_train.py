@@ -156,6 +156,7 @@ def test_it_learns_and_says_so(finished):
     epochs = [event for event in events if event.kind == "epoch"]
     assert [event.epoch for event in epochs] == list(range(1, 13))
     assert epochs[-1].loss < epochs[0].loss
+    assert all(event.images_per_second > 0 for event in epochs)
     steps = [event for event in events if event.kind == "step"]
     assert [(event.epoch, event.step) for event in steps[:7]] == [(1, k) for k in range(1, 7)] + [(2, 1)]
     assert all(event.images_per_second > 0 and event.steps == 6 and event.epochs == 12 for event in steps)
@@ -172,7 +173,8 @@ def test_the_folder_explains_itself(finished):
     assert run.read_json(result.folder / "environment.json")["torch"] == torch.__version__
     rows = run.read_metrics(result.folder)
     assert [row["epoch"] for row in rows] == list(range(1, 13))
-    assert [row["loss"] for row in rows] == [event.loss for event in events if event.kind == "epoch"]
+    for column in ("loss", "images_per_second"):
+        assert [row[column] for row in rows] == [getattr(event, column) for event in events if event.kind == "epoch"]
     assert rows[0]["validation_error"] is None
     assert run.read_result(result.folder)["test"]["error"] == result.test.error
     assert list((result.folder / "tensorboard").iterdir())

@@ -23,8 +23,7 @@ class Display:
         if console.is_terminal and not quiet:
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[numbers]}"))
             self.bars = Progress(*columns, console=console, transient=True)
-        self.tasks: dict[int, TaskID] = {}  # by seed, as are the speeds
-        self.speeds: dict[int, float] = {}
+        self.tasks: dict[int, TaskID] = {}  # by seed
         self.written = time.monotonic()
 
     def __enter__(self) -> "Display":
@@ -44,9 +43,6 @@ class Display:
         if event.kind == "note":
             self.say(event, event.message)
         if event.kind in ("step", "epoch"):
-            # Right after a step there is nothing new to measure: its speed stands.
-            self.speeds[event.seed] = event.images_per_second or self.speeds.get(event.seed, 0.0)
-            event = event._replace(images_per_second=self.speeds[event.seed])
             self.advance(event)
             late = self.bars is None and time.monotonic() - self.written > EVERY
             if event.kind == "epoch" or late:

@@ -82,17 +82,26 @@ def check_folder(recipe: Recipe, folder: Path, resume: bool) -> None:
         run.check_same(run.read_json(folder / "recipe.json"), recipe, folder)
 
 
+class Moment(NamedTuple):
+    """Speed is what happened between two of them."""
+
+    time: float
+    steps: int  # done by then
+
+
 class Record:
     """The folder of one run, as its learner goes on. Only the first of several processes writes."""
 
     def __init__(self, recipe: Recipe, folder: Path, data: Data, learner: Learner):
         self.recipe, self.folder, self.data, self.learner, self.group = recipe, folder, data, learner, learner.group
         self.device = data.train.labels.device
+        self.writer = run.Writer()
         self.rows: list[dict[str, Any]] = []
         self.best: dict[str, Any] | None = None  # the row with the lowest validation error
-        self.seconds = 0.0  # before this process
-        self.began = self.saved = self.seen = time.perf_counter()
-        self.first = self.seen_steps = 0  # steps when this process began, and at the last event
+        self.seconds = self.epoch_seconds = 0.0  # before this process: of the run, of training in the present epoch
+        self.began = self.saved = time.perf_counter()
+        self.first = 0  # steps when this process began
+        self.seen = self.turned = Moment(self.began, 0)  # of the last event, and when the epoch began
 
     @property
     def matched(self) -> bool:
@@ -116,13 +125,16 @@ class Record:
             if self.group.writes:
                 run.write_json(self.folder / "recipe.json", self.recipe.to_json())
             self.save()
+            self.wait()
         if self.group.writes:
             run.write_json(self.folder / "environment.json", run.environment(self.device, self.group.size))
-            run.write_metrics(self.folder, self.rows)
-        self.began = self.saved = self.seen = time.perf_counter()
-        self.first = self.seen_steps = self.steps_done
+            run.write(self.folder / "metrics.csv", run.pack_metrics(self.rows))
+        self.began = self.saved = time.perf_counter()
+        self.first = self.steps_done
+        self.seen = Moment(self.began, self.first)
 
     def load(self) -> None:
+        self.wait()
         path = self.folder / "state.safetensors"
         tensors, state = run.unpack(self.group.read(path, self.device), str(path))
         if state.get("format") != run.STATE:
@@ -135,52 +147,70 @@ class Record:
         if not self.group.writes:
             self.learner.sums.zero_()  # the first process has those of all
         self.learner.epoch, self.learner.step = state["epoch"], state["step"]
-        self.rows, self.best, self.seconds = state["rows"], state["best"], state["seconds"]
+        self.rows, self.best = state["rows"], state["best"]
+        self.seconds, self.epoch_seconds = state["seconds"], state["epoch_seconds"]
 
     def save(self) -> None:
+        """The state as it is now; it may be on the disk only after ``wait``."""
+        state = self.pack_state()
+        if self.group.writes:
+            self.writer({self.folder / "state.safetensors": state})
+        self.saved = time.perf_counter()
+
+    def wait(self) -> None:
+        self.writer.wait()
+
+    def pack_state(self) -> bytes:
         """All that is needed to go on, in one file that is replaced in one step."""
         tensors = self.learner.tensors() | {"sums": self.group.sum(self.learner.sums)}
         state = dict(
             format=run.STATE, recipe=self.recipe.to_json(), data=self.data.sum,
             epoch=self.learner.epoch, step=self.learner.step, rows=self.rows, best=self.best, seconds=self.elapsed(),
+            epoch_seconds=time.perf_counter() - self.turned.time if self.learner.step else 0.0,
         )  # fmt: skip
-        if self.group.writes:
-            run.write(self.folder / "state.safetensors", run.pack(tensors, state))
-        self.saved = time.perf_counter()
+        return run.pack(tensors, state)
 
     def due(self) -> bool:
         """Whether it is time to save within an epoch; the first process's clock counts."""
         late = time.perf_counter() - self.saved > self.recipe.save_seconds > 0
         return late and self.group.writes
 
-    def end_epoch(self, totals: Totals, validation: float | None) -> None:
+    def begin_epoch(self) -> None:
+        self.learner.begin()
+        self.turned = Moment(time.perf_counter() - self.epoch_seconds, self.learner.epoch * self.learner.steps)
+        self.epoch_seconds = 0.0
+
+    def epoch_speed(self) -> float:
+        """Images a second of its training alone: to be asked before validation."""
+        return self.speed(self.turned)
+
+    def end_epoch(self, totals: Totals, speed: float, validation: float | None) -> None:
         """Weights first, then the state, then the table: a crash between them is made good by going on."""
         learner = self.learner
         row = dict(
             epoch=learner.epoch + 1, loss=totals.loss, train_error=totals.error, validation_error=validation,
-            lr=self.lr(), seconds=round(self.elapsed(), 3),
-            images_per_second=round(self.speed(self.began, self.first), 1),
+            lr=self.lr(), seconds=round(self.elapsed(), 3), images_per_second=float(f"{speed:.5g}"),
         )  # fmt: skip
         self.rows.append(row)
         better = validation is not None and (self.best is None or validation < self.best["validation_error"])
         self.best = row if better else self.best
         learner.epoch, learner.step = learner.epoch + 1, 0
         learner.sums.zero_()
-        if better:
-            self.save_weights("best.safetensors", row)
-        self.save_weights("last.safetensors", row)
-        self.save()
+        state = self.pack_state()
         if self.group.writes:
-            run.write_metrics(self.folder, self.rows)
+            weights, metrics = self.pack_weights(row), run.pack_metrics(self.rows)
+            files = {"best.safetensors": weights} if better else {}
+            files |= {"last.safetensors": weights, "state.safetensors": state, "metrics.csv": metrics}
+            self.writer({self.folder / name: content for name, content in files.items()})
+        self.saved = time.perf_counter()
 
-    def save_weights(self, name: str, row: dict[str, Any], test: float | None = None) -> None:
-        if self.group.writes:
-            measured = dict(epoch=row["epoch"], validation_error=row["validation_error"], test_error=test)
-            net, path = self.learner.weights, self.folder / name
-            run.save_weights(path, net, self.recipe, self.data.classes, self.data.view, **measured)
+    def pack_weights(self, row: dict[str, Any], test: float | None = None) -> bytes:
+        measured = dict(epoch=row["epoch"], validation_error=row["validation_error"], test_error=test)
+        return run.pack_weights(self.learner.weights, self.recipe, self.data.classes, self.data.view, **measured)
 
     def choose(self) -> str:
         """The weights that count, best on the validation part or last: gives the learner them, returns their name."""
+        self.wait()
         if self.best is None:
             return "last.safetensors"
         path = self.folder / "best.safetensors"
@@ -196,7 +226,6 @@ class Record:
 
     def finish(self, chosen: str, test: Evaluation | None, familiar: Evaluation | None) -> Result:
         last = self.rows[-1]
-        self.save_weights(chosen, self.best or last, None if test is None else test.error)
         result = Result(
             seed=self.recipe.seed, folder=self.folder, recipe=self.recipe,
             parameters=sum(p.numel() for p in self.learner.net.parameters()),
@@ -207,6 +236,8 @@ class Record:
             weights=self.folder / chosen, source=self.data.source,
         )  # fmt: skip
         if self.group.writes:
+            weights = self.pack_weights(self.best or last, None if test is None else test.error)
+            run.write(self.folder / chosen, weights)
             run.write_json(self.folder / "result.json", result.to_json())
         return result
 
@@ -226,9 +257,9 @@ class Record:
     def elapsed(self) -> float:
         return self.seconds + time.perf_counter() - self.began
 
-    def speed(self, since: float, steps: int) -> float:
+    def speed(self, since: Moment) -> float:
         """Images a second since then."""
-        return (self.steps_done - steps) * self.learner.batch / max(time.perf_counter() - since, 1e-9)
+        return (self.steps_done - since.steps) * self.learner.batch / max(time.perf_counter() - since.time, 1e-9)
 
     def lr(self) -> float:
         step = max(self.steps_done - 1, 0)
@@ -246,8 +277,8 @@ class Record:
         now, steps = time.perf_counter(), self.steps_done
         done, left = steps - self.first, epochs * learner.steps - steps
         eta = (now - self.began) / done * left if done > 0 else 0.0
-        speed = self.speed(self.seen, self.seen_steps) if steps > self.seen_steps else 0.0
-        self.seen, self.seen_steps = now, steps
+        speed = self.rows[-1]["images_per_second"] if kind == "epoch" else self.speed(self.seen)
+        self.seen = Moment(now, steps)
         loss, error = (None, None) if totals is None else (totals.loss, totals.error)
         ended = learner.step == 0 and kind in ("epoch", "end")
         return Event(

@@ -20,6 +20,7 @@ import os
 import platform
 import subprocess
 import sys
+import threading
 import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,6 +60,38 @@ def write(path: Path, content: bytes) -> None:
     except OSError as error:
         beside.unlink(missing_ok=True)
         raise RunError(f"cannot write {path}: {error.strerror}; what was there before is unchanged") from error
+
+
+class Writer:
+    """Writes files while the run goes on: the disk takes its time, which a GPU's epoch of a second should not wait for.
+
+    The files of one call are written in their order, and only after those of the call before, so that what a crash
+    leaves is what it would leave without a thread. What went wrong is raised by the next ``writer()`` or ``wait()``.
+    """
+
+    def __init__(self) -> None:
+        self.thread: threading.Thread | None = None
+        self.error: Exception | None = None
+
+    def __call__(self, files: dict[Path, bytes]) -> None:
+        self.wait()
+        self.thread = threading.Thread(target=self.work, args=(files,))
+        self.thread.start()
+
+    def work(self, files: dict[Path, bytes]) -> None:
+        try:
+            for path, content in files.items():
+                write(path, content)
+        except Exception as error:
+            self.error = error
+
+    def wait(self) -> None:
+        """Until everything is on the disk."""
+        if self.thread is not None:
+            self.thread.join()
+        self.thread, error, self.error = None, self.error, None
+        if error is not None:
+            raise error
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -112,12 +145,12 @@ def read_metrics(folder: Path) -> list[dict[str, float | None]]:
         raise RunError(f"cannot read {path}: {error}") from error
 
 
-def write_metrics(folder: Path, rows: list[dict[str, Any]]) -> None:
+def pack_metrics(rows: list[dict[str, Any]]) -> bytes:
     text = io.StringIO(newline="")
     table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     table.writeheader()
     table.writerows(rows)
-    write(folder / "metrics.csv", text.getvalue().encode())
+    return text.getvalue().encode()
 
 
 # --- what is in a safetensors file -----------------------------------------------------------------------------------
@@ -171,9 +204,7 @@ class Weights(NamedTuple):
     metadata: dict[str, Any]  # epoch, validation and test error, version, commit
 
 
-def save_weights(
-    path: Path, net: CapsNet, recipe: Recipe, classes: tuple[str, ...], view: View, **metadata: Any
-) -> None:
+def pack_weights(net: CapsNet, recipe: Recipe, classes: tuple[str, ...], view: View, **metadata: Any) -> bytes:
     """Weights, with recipe, classes and view as JSON in the header; ``metadata`` as well."""
     about = dict(
         format=WEIGHTS,
@@ -183,7 +214,7 @@ def save_weights(
         in_channels=net.in_channels,
         metadata=dict(metadata, version=vbcaps.__version__, commit=commit()),
     )
-    write(path, pack(net.state_dict(), about))
+    return pack(net.state_dict(), about)
 
 
 def load_weights(path: str | Path, device: str | torch.device = "cpu") -> Weights:

@@ -125,9 +125,25 @@ def train(
     stop: "Stop",
     send: Callable[[Event], None],
 ) -> Generator[None, None, Result]:
-    """The loop; it yields after every step, so that several runs can share a GPU."""
+    """A run. It yields after every step, so that several can share a GPU."""
     learner = Learner(recipe, data.train, data.view, len(data.classes), group, stream)
     record = Record(recipe, folder, data, learner)
+    try:
+        return (yield from loop(learner, record, resume, tensorboard, stop, send))
+    finally:
+        record.wait()  # however it ended, what it saved is on the disk
+
+
+def loop(
+    learner: Learner,
+    record: Record,
+    resume: bool,
+    tensorboard: bool,
+    stop: "Stop",
+    send: Callable[[Event], None],
+) -> Generator[None, None, Result]:
+    """Epochs of steps, each epoch with its validation and its files; the test at the end."""
+    recipe, folder, data, group = record.recipe, record.folder, record.data, record.group
     if record.finished():
         send(record.event("note", message=f"{folder} is finished, there is nothing to do"))
         return record.read_result()
@@ -141,7 +157,7 @@ def train(
     send(record.event("start"))
     every = max(learner.steps // READS, 1)
     while learner.epoch < recipe.epochs and not record.matched:
-        learner.begin()
+        record.begin_epoch()
         while learner.step < learner.steps:
             learner()
             yield
@@ -152,9 +168,9 @@ def train(
                     record.save()
                 if wish == 2:
                     raise Interrupted(stop.signal or signal.SIGTERM, folder)
-        totals = sound(learner, record)
+        totals, speed = sound(learner, record), record.epoch_speed()
         validation = None if validate is None else validate().error
-        record.end_epoch(totals, validation)
+        record.end_epoch(totals, speed, validation)
         send(record.event("epoch", totals, validation))
         if board is not None:
             board.write(record.rows[-1])
@@ -187,8 +203,9 @@ def scorer(learner: Learner, split: Split | None, classes: tuple[str, ...]) -> C
     """A function that evaluates the weights as they are; each process takes every so-manieth image."""
     if split is None:
         return None
-    group = learner.group
-    mine = split.take(torch.arange(group.rank, len(split.labels), group.size, device=split.labels.device))
+    group, mine = learner.group, split
+    if group.size > 1:  # alone it takes no copy: several seeds share the data
+        mine = split.take(torch.arange(group.rank, len(split.labels), group.size, device=split.labels.device))
     score = Scorer(learner.weights, mine.images, learner.view, stream=learner.stream)
     return lambda: summary(score(), mine.labels, classes, group=group)
 
