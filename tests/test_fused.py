@@ -174,16 +174,16 @@ def nudged(p, seed):
 
 EPS = torch.finfo(F32).eps
 # Of the norm: where few numbers are summed, the reference may happen to round exactly and the kernel, in another order,
-# not. 64 eps would do but for a known fault: `normaliser_kernel` rounds ln Z at the size of the largest score.
-TINY = 256 * EPS
+# not.
+TINY = 64 * EPS
 
 
 def error(x, exact):
     return (x.double() - exact).norm() / exact.norm().clamp_min(1e-30)
 
 
-def assert_within_budget(kernel, exact, *singles, times=2):
-    """|kernel - ref64| <= times |ref32 - ref64| + tiny |ref64| in norm, for each output and gradient.
+def assert_within_budget(kernel, exact, *singles):
+    """|kernel - ref64| <= 2 |ref32 - ref64| + tiny |ref64| in norm, for each output and gradient.
 
     What float32 costs the reference is a matter of luck; it is the most of several ``singles``.
     """
@@ -191,7 +191,7 @@ def assert_within_budget(kernel, exact, *singles, times=2):
     for name, x in exact.items():
         assert kernel[name].shape == x.shape, name
         assert kernel[name].dtype == F32, name
-        budget = times * max(error(single[name], x) for single in singles) + TINY
+        budget = 2 * max(error(single[name], x) for single in singles) + TINY
         assert error(kernel[name], x) <= budget, f"{name}: {error(kernel[name], x):.1e} over {budget:.1e}"
 
 
@@ -208,16 +208,16 @@ def assert_kernel_equals_reference(p):
 
 @st.composite
 def layers(draw):
-    """Any kernel and stride, maps of up to 2 x 2 fields with children that no field sees, any numbers of types."""
-    kernel = draw(st.tuples(*[st.integers(1, 5)] * 2).filter(lambda k: k[0] * k[1] <= 12))
-    stride, fields = draw(st.tuples(*[st.integers(1, 3)] * 2)), draw(st.tuples(*[st.integers(1, 2)] * 2))
+    """Any kernel and stride, maps of one or two fields with children that no field sees, any numbers of types."""
+    kernel = draw(st.tuples(*[st.integers(1, 5)] * 2).filter(lambda k: k[0] * k[1] <= 6))
+    stride, fields = draw(st.tuples(*[st.integers(1, 3)] * 2)), draw(st.sampled_from([(1, 1), (1, 2), (2, 1)]))
     over = draw(st.tuples(*[st.integers(0, 1)] * 2))
     size = tuple(k + s * (f - 1) + o for k, s, f, o in zip(kernel, stride, fields, over, strict=True))
     return dict(
         kernel=kernel,
         stride=stride,
         size=size,
-        types=draw(st.integers(1, max(1, 12 // (kernel[0] * kernel[1])))),
+        types=draw(st.integers(1, max(1, 6 // (kernel[0] * kernel[1])))),
         parents=draw(st.integers(1, 5)),
         batch=draw(st.sampled_from((1, 2, 3, 9))),
         whole=draw(st.booleans()),
@@ -328,8 +328,7 @@ def test_hard_inputs_are_finite_and_within_the_error_budget(case, hard):
         torch.testing.assert_close(kernel["da"][off], singles[0]["da"][off], rtol=1e-3, atol=0)
         for result in results:
             result["da"] = result["da"][~off]
-    # 2 times would do but for the rounding of ln Z (see TINY).
-    assert_within_budget(kernel, exact, *singles, times=8)
+    assert_within_budget(kernel, exact, *singles)
 
 
 @pytest.mark.parametrize("precision", ["gamma", "wishart"])

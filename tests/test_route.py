@@ -32,7 +32,8 @@ def largest_buffer(W, fields, iters, images):
         torch.empty(C, images, device=META), torch.empty(C, 4, images, 4, device=META), W, None, *fields
     )  # fmt: skip
     _, m, *_, r, _, _, S, _, _ = vb_fused.vb_route_shapes(*v[:7], *[None] * 7, 1, iters, False, False)
-    responsibilities = r.numel() if iters > 1 else fields.child.numel() * W.shape[1] * images  # then only dR
+    sets = r.shape[0] if iters > 1 else 1  # then only dR
+    responsibilities = sets * fields.child.numel() * W.shape[1] * launch_triton.row(images)
     buffers = (v.a, v.pose, m, S[0], launch_triton.new_terms(v, iters))
     return max(responsibilities, *(x.numel() for x in buffers))
 
@@ -46,17 +47,19 @@ def largest_buffer(W, fields, iters, images):
     stride=st.integers(1, 3),
     iters=st.integers(1, 5),
 )
-def test_the_largest_batch_fits_into_32_bits_and_eight_more_images_do_not(size, types, parents, kernel, stride, iters):
+def test_the_largest_batch_fits_into_32_bits_and_a_few_more_images_do_not(size, types, parents, kernel, stride, iters):
     W, fields, _ = layer_on_meta(size, types, parents, kernel, stride)
     most = most_images(W, fields, iters)
     assert largest_buffer(W, fields, iters, most) < 2**31
-    if most < 8 * (2**16 - 1):
-        assert largest_buffer(W, fields, iters, most + 8) >= 2**31
+    if most < 8 * ((2**16 - 1) // -(-parents // 16)):
+        assert largest_buffer(W, fields, iters, most + 48) >= 2**31
 
 
 def test_the_largest_batches_of_layers_counted_by_hand():
     """The paper's first: 36 fields of 144 slots, 16 types, two kept sets of responsibilities."""
-    assert most_images(*layer_on_meta(14, 16, 16, 3, 2)[:2], iters=3) == 12944  # 2^31 / (2 * 36 * 144 * 16) = 12945.4
+    assert (
+        most_images(*layer_on_meta(14, 16, 16, 3, 2)[:2], iters=3) == 12904
+    )  # 2^31 / (2 * 36 * 144 * 16) - 39 = 12906.4
     # One slot a field: the terms are the largest, 11 poses for each parent.
     assert most_images(*layer_on_meta(14, 1, 8, 1, 1)[:2], iters=3) == 7776  # 2^31 / (196 * 8 * 16 * 11) = 7781.7
     # One parent over the whole map: the poses of its children are.

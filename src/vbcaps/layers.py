@@ -42,7 +42,14 @@ class BatchNorm(nn.BatchNorm1d):
         single = self.training and x.numel() == self.num_features
         if single:
             return F.batch_norm(x, self.running_mean, self.running_var, training=False, eps=self.eps)
-        if self.training and x.ndim == 3 and x.is_cuda and x.dtype == torch.float32 and has_triton():
+        if (
+            self.training
+            and x.ndim == 3
+            and x.is_cuda
+            and x.dtype == torch.float32
+            and x.numel() < 2**31
+            and has_triton()
+        ):
             from vbcaps.norm_triton import batch_norm, keep_statistics
 
             y, _, mean, var = batch_norm(x.contiguous(), self.eps)

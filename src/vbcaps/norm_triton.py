@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vbcaps.routing.passes import on_its_device
+
 BLOCK = 1024
 
 
@@ -118,6 +120,7 @@ def _shares(A: int, J: int, B: int) -> tuple[int, int, int]:
 
 
 @torch.library.custom_op("vbcaps::batch_norm", mutates_args=())
+@on_its_device
 def batch_norm(x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """``a j b`` normalised for each j; and the factor, mean and unbiased variance."""
     A, J, B = x.shape
@@ -139,6 +142,7 @@ def _(x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 @torch.library.custom_op("vbcaps::keep_statistics", mutates_args=("running_mean", "running_var", "batches"))
+@on_its_device
 def keep_statistics(
     mean: Tensor, var: Tensor, running_mean: Tensor, running_var: Tensor, batches: Tensor, momentum: float
 ) -> None:
@@ -154,6 +158,7 @@ def _(*_: Any) -> None:
 
 
 @torch.library.custom_op("vbcaps::batch_norm_backward", mutates_args=())
+@on_its_device
 def batch_norm_backward(dy: Tensor, y: Tensor, scale: Tensor) -> Tensor:
     A, J, B = y.shape
     rows, shares, block = _shares(A, J, B)

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from vbcaps.routing.em import Mixture, check_constants
 from vbcaps.routing.fields import Fields, check_iters
-from vbcaps.routing.passes import Votes, check_fusable, images_first, passes_for, poses_first
+from vbcaps.routing.passes import Votes, check_fusable, images_first, on_its_device, passes_for, poses_first
 
 D = 16
 
 
 @torch.library.custom_op("vbcaps::em_route", mutates_args=())
+@on_its_device
 def em_route(
     a: Tensor, pose: Tensor, W: Tensor, place: Tensor | None, child: Tensor, parents: Tensor, seen: Tensor,
     beta_a: Tensor, beta_u: Tensor, types: int, iters: int, temperature: float, growth: float, min_var: float,
@@ -27,19 +28,19 @@ def em_route(
     out = em_route_shapes(a, pose, W, place, child, parents, seen, beta_a, beta_u, types, iters, temperature, growth,
                           min_var)  # fmt: skip
     logit, m, var, r, rj, early_m, S = out
-    lam, K, ln_Z = torch.empty_like(m), torch.empty_like(logit), torch.empty_like(a)
+    lam, K = torch.empty_like(m), torch.empty_like(logit)
     k0, m0 = a.new_zeros(()), a.new_zeros(D)
     run = passes_for(a)
     for t in range(iters):
         last = t == iters - 1
         m_t = m if last else early_m[t]
-        run.moments(v, r[t - 1] if t else None, ln_Z, k0, m0, rj[t], m_t, S[t])
+        run.moments(v, r[t - 1] if t else None, k0, m0, rj[t], m_t, S[t])
         inverse_temperature = temperature * (1 - growth ** (t + 1))
         if last:
             run.em_logit(rj[t], S[t], beta_a, beta_u, logit, var, inverse_temperature, min_var)
         else:
             run.em_parent(rj[t], S[t], beta_a, beta_u, lam, K, inverse_temperature, min_var)
-            run.scores(v, m_t, lam, K, r[t], ln_Z)
+            run.scores(v, m_t, lam, K, r[t])
     return out
 
 
@@ -50,14 +51,16 @@ def em_route_shapes(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     (L, I), N, J = child.shape, a.shape[1], W.shape[1]
     scalar, vector = (L, J, N), (L, J, 4, N, 4)
-    new = a.new_empty
+    new, run = a.new_empty, passes_for(a)
+    r, parts = run.new_slots(a, iters - 1, L, I, J, N), run.parts(N, L, I, J)
     return (
-        new(scalar), new(vector), new(vector), new(iters - 1, L, I, J, N),
-        new(iters, *scalar), new(iters - 1, *vector), new(iters, *vector),
+        new(scalar), new(vector), new(vector), r,
+        new(iters, *scalar), new(iters - 1, *vector), new(iters, parts, *vector),
     )  # fmt: skip
 
 
 @torch.library.custom_op("vbcaps::em_route_backward", mutates_args=())
+@on_its_device
 def em_route_backward(
     dlogit: Tensor, dm: Tensor | None, dvar: Tensor | None, a: Tensor, pose: Tensor, W: Tensor, place: Tensor | None,
     child: Tensor, parents: Tensor, seen: Tensor, beta_a: Tensor, beta_u: Tensor, m: Tensor, r: Tensor, rj: Tensor,
@@ -67,12 +70,14 @@ def em_route_backward(
     v = Votes(a, pose, W, place, child, parents, seen, types)
     C, N, L, I, J = v.sizes
     T = iters
+    run = passes_for(a)
     new, scalar, vector = a.new_empty, (L, J, N), (L, J, 4, N, 4)
-    da, s, dR = new(C, N), new(C, N), new(T, L, I, J, N)  # dR[t - 1] becomes dz[t - 1]; dR[T - 1] is that of t = 0
+    da, s = new(C, N), new(C, N)
+    r, dR = run.as_slots(r), run.new_slots(a, T, L, I, J, N)  # dR[t - 1] becomes dz[t - 1]; dR[T - 1] is that of t = 0
     gb, gS, gr = new(vector), new(vector), new(scalar)
     glogit = new(T, *scalar)  # of beta_a - cost_j, in every iteration: activations take part in routing
-    U0, U1, U2 = new(scalar), new(vector), new(vector)
-    run = passes_for(a)
+    parts = run.parts(N, L, I, J)
+    U0, U1, U2 = new(parts, *scalar), new(parts, *vector), new(parts, *vector)
     coef = run.new_terms(v, T)
 
     def parent(t: int) -> None:

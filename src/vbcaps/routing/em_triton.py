@@ -6,18 +6,19 @@ The passes run without a prior, k0 = 0: then S_j / r_j is the variance of the vo
 import triton
 import triton.language as tl
 
-from vbcaps.routing.passes_triton import axpy, load_pose, mul, repeat, scale, store_pose, sub
+from vbcaps.routing.mma_triton import load_pose
+from vbcaps.routing.passes_triton import axpy, mul, repeat, scale, store_pose, sub, sum_parts, sum_pose_parts
 
 SMALLEST = tl.constexpr(1.0842021724855044e-19)  # r_j is divided by as at least this, the reference's sqrt(tiny)
 
 
 @triton.jit
-def mixture(rj_ptr, S_ptr, beta_a_ptr, beta_u_ptr, at, N, J, inverse_temperature, min_var):
+def mixture(rj_ptr, S_ptr, beta_a_ptr, beta_u_ptr, at, total, PARTS, N, J, inverse_temperature, min_var):
     """Of a parent and image: r_j, 1/r_j, S_j / r_j, the variance, sum_d ln of it, its cost per r_j, and the logit."""
     n, lj = at % N, at // N
     r_j = tl.load(rj_ptr + at)
     inv_r = 1 / tl.maximum(r_j, SMALLEST)
-    spread = scale(inv_r, load_pose(S_ptr + lj * 16 * N + 4 * n, 4 * N))
+    spread = scale(inv_r, sum_pose_parts(S_ptr, lj * 16 * N + 4 * n, 4 * N, 16 * total, PARTS))
     var = [spread[d] + min_var for d in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)]
     ln_var = tl.log(var[0])
     for d in tl.static_range(1, 16):
@@ -31,7 +32,7 @@ def mixture(rj_ptr, S_ptr, beta_a_ptr, beta_u_ptr, at, N, J, inverse_temperature
 def em_parent_kernel(
     rj_ptr, S_ptr, beta_a_ptr, beta_u_ptr,
     lam_ptr, K_ptr, logit_ptr, var_ptr,
-    total, N, J, inverse_temperature, min_var,
+    total, PARTS, N, J, inverse_temperature, min_var,
     LAST: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """The M-step to the precision lambda = 1 / var and constant K of the scores or, at the end, to logit and var."""
@@ -39,7 +40,7 @@ def em_parent_kernel(
     on = at < total
     at = tl.minimum(at, total - 1)
     r_j, inv_r, spread, var, ln_var, cost, logit = mixture(
-        rj_ptr, S_ptr, beta_a_ptr, beta_u_ptr, at, N, J, inverse_temperature, min_var
+        rj_ptr, S_ptr, beta_a_ptr, beta_u_ptr, at, total, PARTS, N, J, inverse_temperature, min_var
     )
     vector = at // N * 16 * N + 4 * (at % N)
     if LAST:
@@ -58,7 +59,7 @@ def em_grad_parent_kernel(
     dlogit_ptr, dm_ptr, dvar_ptr,
     U0_ptr, U1_ptr, U2_ptr,
     gb_ptr, gS_ptr, gr_ptr, coef_ptr, score_coef_ptr, last_m_of_coef_ptr, glogit_ptr,
-    total, N, J, row, inverse_temperature, min_var,
+    total, PARTS, N, J, row, inverse_temperature, min_var,
     LAST: tl.constexpr, HAS_M: tl.constexpr, HAS_VAR: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Gradients of logit, m and var (LAST) or of the scores to those of the moments, gb = dm / r_j, gS, gr.
@@ -70,9 +71,10 @@ def em_grad_parent_kernel(
     at = tl.minimum(at, total - 1)
     n, lj = at % N, at // N
     vector = lj * 16 * N + 4 * n
-    term = lj * 4 * row + 4 * n
+    block = (lj // J * tl.cdiv(J, 4) + lj % J // 4) * tl.cdiv(N, 8) + n // 8
+    term = block * 4 * row + (n % 8 * 4 + lj % J % 4) * 4
     r_j, inv_r, spread, var, ln_var, cost, logit = mixture(
-        rj_ptr, S_ptr, beta_a_ptr, beta_u_ptr, at, N, J, inverse_temperature, min_var
+        rj_ptr, S_ptr, beta_a_ptr, beta_u_ptr, at, total, PARTS, N, J, inverse_temperature, min_var
     )
     zero = tl.zeros_like(r_j)
     lam = [1 / var[d] for d in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)]
@@ -88,18 +90,18 @@ def em_grad_parent_kernel(
             gb = repeat(zero)
         shift = repeat(zero)
     else:
-        dK = tl.load(U0_ptr + at)
+        dK = sum_parts(U0_ptr, at, total, PARTS)
         e = tl.exp(-tl.abs(logit))
         glogit = inverse_temperature * dK * tl.where(logit < 0, 1.0, e) / (1 + e)  # (ln sigmoid)' = sigmoid(-logit)
         dln_var = -0.5 * (r_j * glogit + dK)
-        U1 = load_pose(U1_ptr + vector, 4 * N)
-        U2 = load_pose(U2_ptr + vector, 4 * N)
+        U1 = sum_pose_parts(U1_ptr, vector, 4 * N, 16 * total, PARTS)
+        U2 = sum_pose_parts(U2_ptr, vector, 4 * N, 16 * total, PARTS)
         dvar = [dln_var + 0.5 * lam[d] * U2[d] for d in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)]
         dvar = mul(lam, dvar)
         gb = scale(inv_r, mul(lam, U1))
         shift = sub(load_pose(last_m_ptr + vector, 4 * N), load_pose(m_ptr + vector, 4 * N))
         store_pose(score_coef_ptr + term, row, scale(-1.0, mul(lam, shift)), on)
-        store_pose(score_coef_ptr + term + 4 * N, row, scale(-1.0, lam), on)
+        store_pose(score_coef_ptr + term + 128, row, scale(-1.0, lam), on)
     dinv_r = zero
     for d in tl.static_range(16):
         dinv_r += dvar[d] * spread[d]
@@ -110,6 +112,6 @@ def em_grad_parent_kernel(
     store_pose(gb_ptr + vector, 4 * N, gb, on)
     store_pose(gS_ptr + vector, 4 * N, gS, on)
     store_pose(coef_ptr + term, row, axpy(gb, 2.0, mul(gS, shift)), on)
-    store_pose(coef_ptr + term + 4 * N, row, scale(2.0, gS), on)
-    if LAST:  # m, behind the terms
-        store_pose(last_m_of_coef_ptr + term, row, load_pose(m_ptr + vector, 4 * N), on)
+    store_pose(coef_ptr + term + 128, row, scale(2.0, gS), on)
+    if LAST:  # -m, behind the terms
+        store_pose(last_m_of_coef_ptr + term, row, scale(-1.0, load_pose(m_ptr + vector, 4 * N)), on)

@@ -31,14 +31,28 @@ class _VBPrior(ctypes.Structure):
     ]  # fmt: skip
 
 
-def moments(v: Votes, z: Tensor | None, ln_Z: Tensor, k0: Tensor, m0: Tensor, rj: Tensor, m: Tensor, S: Tensor) -> None:
-    """`z` are responsibilities already: `scores` normalises. `ln_Z` is not used."""
+def new_slots(like: Tensor, *shape: int) -> Tensor:
+    """Room for numbers of slots, types and images, ``... n``."""
+    return like.new_empty(shape)
+
+
+def as_slots(x: Tensor) -> Tensor:
+    """x, or a copy, with rows as `new_slots` lays them out."""
+    return x.contiguous()
+
+
+def parts(N: int, L: int, I: int, J: int) -> int:
+    """Into how many parts sums over slots are dealt."""
+    return 1
+
+
+def moments(v: Votes, r: Tensor | None, k0: Tensor, m0: Tensor, rj: Tensor, m: Tensor, S: Tensor) -> None:
     k0, m0 = _given(k0), _given(m0)
-    _call("moments", v, z, k0, k0.ndim, m0, 16 * (m0.ndim - 1), rj, m, S)
+    _call("moments", v, r, k0, k0.ndim, m0, 16 * (m0.ndim - 1), rj, m, S)
 
 
-def scores(v: Votes, m: Tensor, lam: Tensor, K: Tensor, z: Tensor, ln_Z: Tensor) -> None:
-    _call("scores", v, m, lam, K, z)
+def scores(v: Votes, m: Tensor, lam: Tensor, K: Tensor, r: Tensor) -> None:
+    _call("scores", v, m, lam, K, r)
 
 
 def grad_responsibilities(

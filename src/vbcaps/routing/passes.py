@@ -78,9 +78,11 @@ def most_images(W: Tensor, fields: Fields, iters: int) -> int:
     if max(W.numel(), fields.parents.numel()) >= 2**31 or L >= 2**16:
         return 0
     responsibilities = max(iters - 1, 1) * L * I * J  # r, and dz: those of all iterations are one buffer
-    terms = L * J * 16 * (4 * iters - 1)  # what parents add to dV, launch_triton.new_terms
-    most = min((2**31 - 1) // max(responsibilities, terms, C * 16), 8 * (2**16 - 1))
-    return most // 8 * 8  # the terms have room for whole eights
+    terms = L * -(-J // 4) * 4 * 16 * (4 * iters - 1)  # what parents add to dV, launch_triton.new_terms
+    most = min(
+        (2**31 - 1) // responsibilities - 39, (2**31 - 1) // max(terms, C * 16), 8 * ((2**16 - 1) // -(-J // 16))
+    )
+    return max(0, most // 8 * 8)  # the terms have room for whole eights, rows of r for up to 39 images more
 
 
 def check_fusable(a: Tensor, pose: Tensor, W: Tensor, prior: Prior | None = None) -> None:

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from vbcaps.prior import Prior
 from vbcaps.routing.fields import Fields
-from vbcaps.routing.passes import Votes, check_fusable, images_first, passes_for, poses_first
+from vbcaps.routing.passes import Votes, check_fusable, images_first, on_its_device, passes_for, poses_first
 from vbcaps.routing.vb import Posterior
 
 D = 16
 
 
 @torch.library.custom_op("vbcaps::vb_route", mutates_args=())
+@on_its_device
 def vb_route(
     a: Tensor, pose: Tensor, W: Tensor, place: Tensor | None, child: Tensor, parents: Tensor, seen: Tensor,
     alpha0: Tensor, m0: Tensor, kappa0: Tensor, inv_psi0: Tensor, nu0: Tensor, beta_a: Tensor, beta_u: Tensor,
@@ -29,20 +30,20 @@ def vb_route(
     out = vb_route_shapes(a, pose, W, place, child, parents, seen, alpha0, m0, kappa0, inv_psi0, nu0, beta_a, beta_u,
                           types, iters, wishart, paper)  # fmt: skip
     logit, m, alpha, kappa, psi, nu, r, rj, early_m, S, E_ln_pi, E_lndet = out
-    lam, K, ln_Z = torch.empty_like(m), torch.empty_like(logit), torch.empty_like(a)
+    lam, K = torch.empty_like(m), torch.empty_like(logit)
     prior = (alpha0, kappa0, nu0, inv_psi0)
     run = passes_for(a)
     for t in range(iters):
         last = t == iters - 1
         m_t = m if last else early_m[t]
-        run.moments(v, r[t - 1] if t else None, ln_Z, kappa0, m0, rj[t], m_t, S[t])
+        run.moments(v, r[t - 1] if t else None, kappa0, m0, rj[t], m_t, S[t])
         if last:
             run.vb_logit(
                 rj[t], S[t], prior, beta_a, beta_u, logit, alpha, kappa, psi, nu, E_ln_pi, E_lndet, wishart, paper
             )
         else:
             run.vb_parent(rj[t], S[t], prior, lam, K, wishart)
-            run.scores(v, m_t, lam, K, r[t], ln_Z)
+            run.scores(v, m_t, lam, K, r[t])
     return out
 
 
@@ -54,14 +55,16 @@ def vb_route_shapes(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     (L, I), N, J = child.shape, a.shape[1], W.shape[1]
     scalar, vector = (L, J, N), (L, J, 4, N, 4)
-    new = a.new_empty
+    new, run = a.new_empty, passes_for(a)
+    r, parts = run.new_slots(a, iters - 1, L, I, J, N), run.parts(N, L, I, J)
     return (
-        new(scalar), new(vector), new(scalar), new(scalar), new(vector), new(scalar), new(iters - 1, L, I, J, N),
-        new(iters, *scalar), new(iters - 1, *vector), new(iters, *vector), new(scalar), new(scalar),
+        new(scalar), new(vector), new(scalar), new(scalar), new(vector), new(scalar), r,
+        new(iters, *scalar), new(iters - 1, *vector), new(iters, parts, *vector), new(scalar), new(scalar),
     )  # fmt: skip
 
 
 @torch.library.custom_op("vbcaps::vb_route_backward", mutates_args=())
+@on_its_device
 def vb_route_backward(
     dlogit: Tensor, dm: Tensor | None, dalpha: Tensor | None, dkappa: Tensor | None, dpsi: Tensor | None,
     dnu: Tensor | None, a: Tensor, pose: Tensor, W: Tensor, place: Tensor | None, child: Tensor, parents: Tensor,
@@ -73,12 +76,14 @@ def vb_route_backward(
     v = Votes(a, pose, W, place, child, parents, seen, types)
     C, N, L, I, J = v.sizes
     T = iters
-    new, scalar, vector = a.new_empty, (L, J, N), (L, J, 4, N, 4)
-    da, s, dR = new(C, N), new(C, N), new(T, L, I, J, N)  # dR[t - 1] becomes dz[t - 1]; dR[T - 1] is that of t = 0
-    gb, gS, gr = new(T, *vector), new(T, *vector), new(scalar)
-    U0, U1, U2 = new(scalar), new(vector), new(vector)
-    gamma = new(3, T if prior else 0, *scalar)  # of alpha, kappa, nu
     run = passes_for(a)
+    new, scalar, vector = a.new_empty, (L, J, N), (L, J, 4, N, 4)
+    da, s = new(C, N), new(C, N)
+    r, dR = run.as_slots(r), run.new_slots(a, T, L, I, J, N)  # dR[t - 1] becomes dz[t - 1]; dR[T - 1] is that of t = 0
+    gb, gS, gr = new(T, *vector), new(T, *vector), new(scalar)
+    parts = run.parts(N, L, I, J)
+    U0, U1, U2 = new(parts, *scalar), new(parts, *vector), new(parts, *vector)
+    gamma = new(3, T if prior else 0, *scalar)  # of alpha, kappa, nu
     coef = run.new_terms(v, T)
 
     def parent(t: int) -> None:

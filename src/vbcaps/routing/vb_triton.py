@@ -3,7 +3,19 @@
 import triton
 import triton.language as tl
 
-from vbcaps.routing.passes_triton import add, axpy, load_pose, mul, repeat, scale, store_pose, sub
+from vbcaps.routing.mma_triton import load_pose
+from vbcaps.routing.passes_triton import (
+    add,
+    axpy,
+    mul,
+    repeat,
+    scale,
+    store_pose,
+    sub,
+    sum_parts,
+    sum_pose_parts,
+    sum_types,
+)
 
 
 @triton.jit
@@ -57,20 +69,20 @@ def trigamma_of_nu(nu, WISHART: tl.constexpr):
 
 @triton.jit
 def posterior(
-    rj_ptr, S_ptr, alpha0_ptr, kappa0_ptr, nu0_ptr, inv_psi0_ptr, at, N, J,
-    alpha0_stride, kappa0_stride, nu0_stride, inv_psi0_stride,
+    rj_ptr, S_ptr, alpha0_ptr, kappa0_ptr, nu0_ptr, inv_psi0_ptr, at, total, PARTS, N, J,
+    alpha0_stride, kappa0_stride, nu0_stride, inv_psi0_stride, TYPES: tl.constexpr,
 ):  # fmt: skip
     """Of a parent and image: alpha, sum_j alpha, kappa, nu, psi; and where it stands."""
     n, lj = at % N, at // N
     j, field = lj % J, lj // J * J
     r_j = tl.load(rj_ptr + at)
-    sum_alpha = tl.zeros_like(r_j)
-    for k in range(J):
-        sum_alpha += tl.load(alpha0_ptr + k * alpha0_stride) + tl.load(rj_ptr + (field + k) * N + n)
+    k = tl.arange(0, TYPES)
+    sum_alpha = sum_types(rj_ptr, field, n, N, J, TYPES)
+    sum_alpha += tl.sum(tl.load(alpha0_ptr + k * alpha0_stride, mask=k < J, other=0.0), 0)
     alpha = r_j + tl.load(alpha0_ptr + j * alpha0_stride)
     kappa = r_j + tl.load(kappa0_ptr + j * kappa0_stride)
     nu = r_j + tl.load(nu0_ptr + j * nu0_stride)
-    S = load_pose(S_ptr + lj * 16 * N + 4 * n, 4 * N)
+    S = sum_pose_parts(S_ptr, lj * 16 * N + 4 * n, 4 * N, 16 * total, PARTS)
     inv_psi = add(load_pose(inv_psi0_ptr + j * inv_psi0_stride, 4), S)
     psi = [1.0 / inv_psi[d] for d in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)]
     return r_j, alpha, sum_alpha, kappa, nu, psi
@@ -80,16 +92,17 @@ def posterior(
 def parent_kernel(
     rj_ptr, S_ptr, alpha0_ptr, kappa0_ptr, nu0_ptr, inv_psi0_ptr, beta_a_ptr, beta_u_ptr,
     lam_ptr, K_ptr, logit_ptr, alpha_ptr, kappa_ptr, psi_ptr, nu_ptr, E_ln_pi_ptr, E_lndet_ptr,
-    total, N, J, alpha0_stride, kappa0_stride, nu0_stride, inv_psi0_stride,
-    LAST: tl.constexpr, WISHART: tl.constexpr, PAPER: tl.constexpr, LANES: tl.constexpr,
+    total, PARTS, N, J, alpha0_stride, kappa0_stride, nu0_stride, inv_psi0_stride,
+    LAST: tl.constexpr, WISHART: tl.constexpr, PAPER: tl.constexpr, TYPES: tl.constexpr,
+    LANES: tl.constexpr,
 ):  # fmt: skip
     """q*(pi, mu, lambda) to the precision lambda = nu psi and constant K of the scores or, at the end, the logit."""
     at = tl.program_id(0) * LANES + tl.arange(0, LANES)
     on = at < total
     at = tl.minimum(at, total - 1)
     r_j, alpha, sum_alpha, kappa, nu, psi = posterior(
-        rj_ptr, S_ptr, alpha0_ptr, kappa0_ptr, nu0_ptr, inv_psi0_ptr, at, N, J,
-        alpha0_stride, kappa0_stride, nu0_stride, inv_psi0_stride,
+        rj_ptr, S_ptr, alpha0_ptr, kappa0_ptr, nu0_ptr, inv_psi0_ptr, at, total, PARTS, N, J,
+        alpha0_stride, kappa0_stride, nu0_stride, inv_psi0_stride, TYPES,
     )  # fmt: skip
     E_ln_pi = digamma(alpha) - digamma(sum_alpha)
     E_lndet = tl.log(psi[0])
@@ -125,10 +138,10 @@ def grad_parent_kernel(
     dlogit_ptr, dm_ptr, dalpha_ptr, dkappa_ptr, dpsi_ptr, dnu_ptr, E_ln_pi_ptr, E_lndet_ptr,
     U0_ptr, U1_ptr, U2_ptr,
     gb_ptr, gS_ptr, gr_ptr, coef_ptr, score_coef_ptr, last_m_of_coef_ptr, galpha_ptr, gkappa_ptr, gnu_ptr,
-    total, N, J, row, alpha0_stride, kappa0_stride, nu0_stride, inv_psi0_stride,
+    total, PARTS, N, J, row, alpha0_stride, kappa0_stride, nu0_stride, inv_psi0_stride,
     LAST: tl.constexpr, WISHART: tl.constexpr, PAPER: tl.constexpr,
     HAS_M: tl.constexpr, HAS_ALPHA: tl.constexpr, HAS_KAPPA: tl.constexpr, HAS_PSI: tl.constexpr, HAS_NU: tl.constexpr,
-    PRIOR: tl.constexpr, LANES: tl.constexpr,
+    PRIOR: tl.constexpr, TYPES: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Gradients of logit and posterior (LAST) or of the scores to those of the moments, gb = dm / kappa, gS, gr.
 
@@ -140,9 +153,11 @@ def grad_parent_kernel(
     n, lj = at % N, at // N
     field = lj // J * J
     vector = lj * 16 * N + 4 * n
+    block = (lj // J * tl.cdiv(J, 4) + lj % J // 4) * tl.cdiv(N, 8) + n // 8
+    term = block * 4 * row + (n % 8 * 4 + lj % J % 4) * 4
     r_j, alpha, sum_alpha, kappa, nu, psi = posterior(
-        rj_ptr, S_ptr, alpha0_ptr, kappa0_ptr, nu0_ptr, inv_psi0_ptr, at, N, J,
-        alpha0_stride, kappa0_stride, nu0_stride, inv_psi0_stride,
+        rj_ptr, S_ptr, alpha0_ptr, kappa0_ptr, nu0_ptr, inv_psi0_ptr, at, total, PARTS, N, J,
+        alpha0_stride, kappa0_stride, nu0_stride, inv_psi0_stride, TYPES,
     )  # fmt: skip
     zero = tl.zeros_like(r_j)
     dalpha, dkappa, dnu, dr = zero, zero, zero, zero
@@ -151,14 +166,16 @@ def grad_parent_kernel(
         dlogit = tl.load(dlogit_ptr + at)
         E_ln_pi = tl.load(E_ln_pi_ptr + at)
         E_lndet = tl.load(E_lndet_ptr + at)
-        for k in range(J):
-            other = (field + k) * N + n
-            dlogit_k = tl.load(dlogit_ptr + other)
-            if PAPER:
-                sum_dE_ln_pi -= tl.load(rj_ptr + other) * dlogit_k
-            else:
-                H = 0.5 * (16 * 2.8378770664093453 - tl.load(E_lndet_ptr + other))
-                sum_dE_ln_pi -= tl.exp(tl.load(E_ln_pi_ptr + other)) * H * dlogit_k
+        k = tl.arange(0, TYPES)[None, :]
+        other = (field[:, None] + tl.minimum(k, J - 1)) * N + n[:, None]
+        dlogit_k = tl.load(dlogit_ptr + other)
+        if PAPER:
+            share = tl.load(rj_ptr + other)
+        else:
+            share = (
+                tl.exp(tl.load(E_ln_pi_ptr + other)) * 0.5 * (16 * 2.8378770664093453 - tl.load(E_lndet_ptr + other))
+            )
+        sum_dE_ln_pi = -tl.sum(tl.where(k < J, share * dlogit_k, 0.0), 1)
         if PAPER:
             beta_u = tl.load(beta_u_ptr + lj % J)
             dE_ln_pi = -r_j * dlogit
@@ -184,13 +201,13 @@ def grad_parent_kernel(
             gb = repeat(zero)
         shift = repeat(zero)
     else:
-        dE_ln_pi = tl.load(U0_ptr + at)
-        for k in range(J):
-            sum_dE_ln_pi += tl.load(U0_ptr + (field + k) * N + n)
+        dE_ln_pi = sum_parts(U0_ptr, at, total, PARTS)
+        for q in range(PARTS):
+            sum_dE_ln_pi += sum_types(U0_ptr + q * total, field, n, N, J, TYPES)
         dE_lndet = 0.5 * dE_ln_pi
         dkappa += 8 / (kappa * kappa) * dE_ln_pi
-        U1 = load_pose(U1_ptr + vector, 4 * N)
-        U2 = load_pose(U2_ptr + vector, 4 * N)
+        U1 = sum_pose_parts(U1_ptr, vector, 4 * N, 16 * total, PARTS)
+        U2 = sum_pose_parts(U2_ptr, vector, 4 * N, 16 * total, PARTS)
         lam = scale(nu, psi)
         gb = scale(1 / kappa, mul(lam, U1))
         gS = mul(psi, [0.5 * lam[d] * U2[d] - dE_lndet for d in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)])
@@ -201,8 +218,8 @@ def grad_parent_kernel(
         shift = sub(last_m, m)
         E = scale(-1.0, mul(lam, shift))
         C = scale(-1.0, lam)
-        store_pose(score_coef_ptr + lj * 4 * row + 4 * n, row, E, on)
-        store_pose(score_coef_ptr + lj * 4 * row + 4 * (N + n), row, C, on)
+        store_pose(score_coef_ptr + term, row, E, on)
+        store_pose(score_coef_ptr + term + 128, row, C, on)
     dalpha += trigamma(alpha) * dE_ln_pi - trigamma(sum_alpha) * sum_dE_ln_pi
     dnu += trigamma_of_nu(nu, WISHART) * dE_lndet
     tl.store(gr_ptr + at, dalpha + dkappa + dnu + dr, mask=on)
@@ -210,10 +227,10 @@ def grad_parent_kernel(
     store_pose(gS_ptr + vector, 4 * N, gS, on)
     E = axpy(gb, 2.0, mul(gS, shift))
     C = scale(2.0, gS)
-    store_pose(coef_ptr + lj * 4 * row + 4 * n, row, E, on)
-    store_pose(coef_ptr + lj * 4 * row + 4 * (N + n), row, C, on)
-    if LAST:  # m, behind the terms
-        store_pose(last_m_of_coef_ptr + lj * 4 * row + 4 * n, row, load_pose(m_ptr + vector, 4 * N), on)
+    store_pose(coef_ptr + term, row, E, on)
+    store_pose(coef_ptr + term + 128, row, C, on)
+    if LAST:  # -m, behind the terms
+        store_pose(last_m_of_coef_ptr + term, row, scale(-1.0, load_pose(m_ptr + vector, 4 * N)), on)
     if PRIOR:
         tl.store(galpha_ptr + at, dalpha, mask=on)
         tl.store(gkappa_ptr + at, dkappa, mask=on)

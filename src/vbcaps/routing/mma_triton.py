@@ -1,0 +1,168 @@
+"""How a warp makes votes, and sums their gradients: by tensor cores, or plainly.
+
+A lane has an image n and a parent type j, and holds the vote V_ij = M_i W_ij of one child there, 16 entries or two
+rows of four. A warp has 8 images and 4 types (or 4 and 8): its votes for one child are a matrix product of 32 rows
+(n p) by 16 columns (j r), with only 4 (q) to sum over, and that is what `mma` instructions do. They put each lane's
+whole vote into its own registers, and take their operands dealt out over the lanes, so that a lane loads 6 numbers
+instead of 32.
+
+Tensor cores read TF32, 11 significant bits. A float32 is the sum of two of those to 2^-23, so a product takes three of
+theirs (the fourth is below the rounding): V = (M' + M") W' + M' W".
+
+Without tensor cores (MMA = False: other GPUs, Triton's interpreter) each lane loads all of M_i and W_ij, and numbers
+are kept in blocks of two rows. The functions below have both ways and one meaning: h is one of two rows, e and q
+count entries, the sum is over q.
+"""
+
+import triton
+import triton.language as tl
+
+
+def _split(high: str, low: str, x: str) -> str:
+    """PTX: `high`, `low` = x rounded to TF32, and what is left of it (of which an mma reads the upper bits)."""
+    return (
+        f"add.s32 {high}, {x}, 0x1000; and.b32 {high}, {high}, 0xffffe000; "
+        f"sub.f32 {low}, {x}, {high}; add.s32 {low}, {low}, 0x1000;\n"
+    )
+
+
+def _mma(k: int, d: str, a: str, b: str, c: str) -> str:
+    return f"mma.sync.aligned.m16n8k{k}.row.col.f32.tf32.tf32.f32 {{{d}}}, {{{a}}}, {{{b}}}, {{{c}}};\n"
+
+
+def _product_asm() -> str:
+    """$0..$7 = $12..$19 plus the lane's entries of X Y, from its $8, $9 of X and $10, $11 of Y."""
+    asm = "{\n.reg .b32 x<4>, y<4>; .reg .f32 d<8>;\n"
+    for k in range(2):
+        asm += _split(f"x{k}", f"x{2 + k}", f"${8 + k}") + _split(f"y{k}", f"y{2 + k}", f"${10 + k}")
+    entries = ["d0,d1,d2,d3", "d4,d5,d6,d7"]
+    given = ["$12,$13,$14,$15", "$16,$17,$18,$19"]
+    asm += "".join(_mma(4, entries[u], "x0,x1", f"y{2 + u}", given[u]) for u in range(2))
+    asm += "".join(_mma(8, entries[u], "x0,x1,x2,x3", f"y{u},y{u}", entries[u]) for u in range(2))
+    return asm + "".join(f"mov.f32 ${k}, d{k};\n" for k in range(8)) + "}"
+
+
+def _contract_asm() -> str:
+    """$0..$3 = $16..$19 plus the lane's entries of D Z, from its $4..$11 of D and $12..$15 of Z (in two parts)."""
+    asm = "{\n.reg .b32 h<8>, l<8>; .reg .f32 d<4>;\n"
+    for k in range(8):  # cut off, not rounded: half the instructions, and still 2^-22
+        asm += f"mov.b32 h{k}, ${4 + k}; and.b32 l{k}, h{k}, 0xffffe000; sub.f32 l{k}, h{k}, l{k};\n"
+    asm += "".join(f"mov.f32 d{k}, ${16 + k};\n" for k in range(4))
+    for part in "lh":
+        for s in (0, 2):
+            a = ",".join(f"{part}{k}" for k in (s, 4 + s, s + 1, 5 + s))
+            asm += _mma(8, "d0,d1,d2,d3", a, f"${12 + s},${13 + s}", "d0,d1,d2,d3")
+    return asm + "".join(f"mov.f32 ${k}, d{k};\n" for k in range(4)) + "}"
+
+
+PRODUCT = tl.constexpr(_product_asm())
+CONTRACT = tl.constexpr(_contract_asm())
+
+
+@triton.jit
+def two(ptr):
+    """Two neighbours in memory as two tensors, by one 8-byte load."""
+    return tl.split(tl.load(ptr[:, None] + tl.arange(0, 2)[None, :]))
+
+
+@triton.jit
+def four(ptr):
+    """Four neighbours in memory as four tensors, by one 16-byte load."""
+    x = tl.load(ptr[:, None] + tl.arange(0, 4)[None, :])
+    ac, bd = tl.split(tl.reshape(x, (x.shape[0], 2, 2)))
+    a, c = tl.split(ac)
+    b, d = tl.split(bd)
+    return a, b, c, d
+
+
+@triton.jit
+def load_pose(ptr, stride):
+    """Sixteen entries as a tuple: four rows, `stride` apart. Even a lane that is off must point to something."""
+    return four(ptr) + four(ptr + stride) + four(ptr + 2 * stride) + four(ptr + 3 * stride)
+
+
+@triton.jit
+def load_block(ptr, stride, H: tl.constexpr, W: tl.constexpr, W_STRIDE: tl.constexpr):
+    """H rows, `stride` apart, of W entries, W_STRIDE apart, as one tensor."""
+    rows, columns = tl.arange(0, H)[None, :, None], tl.arange(0, W)[None, None, :]
+    return tl.load(ptr[:, None, None] + rows * stride + columns * W_STRIDE)
+
+
+@triton.jit
+def eight(x):
+    """A block of eight numbers as eight tensors, in order."""
+    even, odd = tl.split(tl.reshape(x, (x.shape[0], 2, 2, 2)))
+    a, c = tl.split(even)
+    b, d = tl.split(odd)
+    a0, a1 = tl.split(a)
+    b0, b1 = tl.split(b)
+    c0, c1 = tl.split(c)
+    d0, d1 = tl.split(d)
+    return a0, b0, c0, d0, a1, b1, c1, d1
+
+
+@triton.jit
+def product_plain(X, Y):
+    """X Y for each lane, by multiplications and sums."""
+    return tl.sum(X[:, :, :, None] * Y[:, None, :, :], 2)
+
+
+@triton.jit
+def half_product(A, X, Y, MMA: tl.constexpr):
+    """A_he + sum_q X_hq Y_qe, h < 2, e < 4.
+
+    MMA: X is X_0q, X_1q with the row of lane // 4 and q = lane % 4; Y is Y_qe, Y_q(e+1) with q = lane % 4, the
+    column of lane // 8 and e = lane // 4 % 2 * 2.
+    """
+    if MMA:
+        d = tl.inline_asm_elementwise(
+            PRODUCT, "=f,=f,=f,=f,=f,=f,=f,=f," + "f," * 11 + "f",
+            [X[0], X[1], Y[0], Y[1], A[0], A[2], A[4], A[6], A[1], A[3], A[5], A[7]], (tl.float32,) * 8, True, 1,
+        )  # fmt: skip
+        return d[0], d[4], d[1], d[5], d[2], d[6], d[3], d[7]  # of e = 0, 2 both rows, then of e = 1, 3
+    else:
+        return A + product_plain(X, Y)
+
+
+@triton.jit
+def contract(acc, D, Z, MMA: tl.constexpr):
+    """acc_hq + sum_e D_he Z_eq, D as `half_product` gives it; MMA: summed over the lane % 4 too.
+
+    MMA: Z is Z_eq, e < 4, of lane % 4, with q = lane // 4 % 4, in two parts (`part`); acc has four entries (`finish`).
+    """
+    if MMA:
+        return tl.inline_asm_elementwise(
+            CONTRACT, "=f,=f,=f,=f," + "f," * 15 + "f",
+            [D[0], D[1], D[2], D[3], D[4], D[5], D[6], D[7], Z[0], Z[1], Z[2], Z[3], acc[0], acc[1], acc[2], acc[3]],
+            (tl.float32,) * 4, True, 1,
+        )  # fmt: skip
+    else:
+        return (acc[0] + product_plain(D, Z),)
+
+
+@triton.jit
+def part(x, lane):
+    """Of a float32, the TF32 nearest to it in the lower half of a warp, what is left in the upper half."""
+    high = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    return tl.where(lane < 16, high, x - high)
+
+
+@triton.jit
+def finish(acc, lane, MMA: tl.constexpr):
+    """What `contract` summed, over the lanes it left: (0, q), (0, q+1), (1, q), (1, q+1), q = lane % 2 * 2."""
+    if MMA:
+        out = ()
+        for k in tl.static_range(4):
+            s = tl.sum(tl.reshape(acc[k], (8, 2, 2)), 1, keep_dims=True)
+            out += (tl.reshape(tl.broadcast_to(s, (8, 2, 2)), (32,)),)
+        return out
+    else:
+        s = tl.sum(tl.reshape(acc[0], (8, 4, 8)), 1, keep_dims=True)
+        s = eight(tl.reshape(tl.broadcast_to(s, (8, 4, 8)), (32, 8)))
+        left = lane % 2 == 0
+        return (
+            tl.where(left, s[0], s[2]),
+            tl.where(left, s[1], s[3]),
+            tl.where(left, s[4], s[6]),
+            tl.where(left, s[5], s[7]),
+        )
