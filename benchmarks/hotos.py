@@ -54,7 +54,7 @@ def make_routed(batch: int, types: int, iters: int, backend: str, device: torch.
         if backend == "reference":
             a, pose = a.contiguous(), pose.contiguous()
         routing = VBRouting(types, iters=iters).to(device)
-        return captured(lambda: route(routing, a, pose, W, fields, None, backend)[1].m, device)
+        return captured(lambda: route(routing, a, pose, W, fields, None, backend, posterior=False)[1], device)
 
     return make
 

@@ -2,13 +2,14 @@
 
 import csv
 import importlib
+import math
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from vbcaps import CapsNet, ConvCaps
+from vbcaps import CapsNet, ClassCaps, ConvCaps
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 TINY = "4,2,3,2,5"
@@ -126,9 +127,14 @@ def test_votes_are_as_many_as_the_network_makes(sweep, value):
     *arch, classes = map(int, case.network.split(","))
     net = CapsNet(arch, case.channels, classes, case.image)
     made = []
+
+    def count(layer, args, caps):
+        taps = args[0].shape[1:3].numel() if isinstance(layer, ClassCaps) else math.prod(layer.kernel)
+        made.append(caps.activations[0].numel() * taps * layer.in_caps)
+
     for layer in net.modules():
         if isinstance(layer, ConvCaps):
-            layer.register_forward_hook(lambda *call: made.append(call[-1].posterior.r[0].numel()))
+            layer.register_forward_hook(count)
     net(torch.randn(case.batch, case.channels, case.image, case.image))
     assert scaling.votes(case) == sum(made)
 

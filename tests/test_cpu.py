@@ -97,7 +97,7 @@ def results(problem, backend="reference", dtype=F32, nudge=0):
         leaves[name] = (x * (1 + EPS * step)).to(dtype).requires_grad_()
     routing = copy.deepcopy(problem.routing).to(dtype)
     place = None if problem.place is None else problem.place.to(dtype)
-    logit, q = route(routing, *leaves.values(), problem.fields, place, backend)
+    logit, _, q = route(routing, *leaves.values(), problem.fields, place, backend)
     outputs = dict(logit=logit, **q._asdict())
     return {name: x.detach() for name, x in outputs.items()} | gradients(outputs, leaves, routing)
 

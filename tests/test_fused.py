@@ -150,7 +150,7 @@ def routed_here(p, backend="triton", dtype=F32):
     routing = copy.deepcopy(p.routing).to(dtype)
     leaves = {name: getattr(p, name).detach().to(dtype).requires_grad_() for name in ("a", "pose", "W")}
     place = None if p.place is None else p.place.to(dtype)
-    logit, q = route(routing, *leaves.values(), p.fields, place, backend)
+    logit, _, q = route(routing, *leaves.values(), p.fields, place, backend)
     outputs = dict(logit=logit, **q._asdict())
     gradients = gradients_of(outputs, leaves | dict(routing.named_parameters()))
     return {name: x.detach() for name, x in outputs.items()} | gradients

@@ -157,7 +157,8 @@ class ConvCaps(nn.Module):
             )
         return (size[0] - self.kernel[0]) // self.stride[0] + 1, (size[1] - self.kernel[1]) // self.stride[1] + 1
 
-    def forward(self, a: Tensor, pose: Tensor) -> Capsules:  # n h w c, n h w c p p
+    def forward(self, a: Tensor, pose: Tensor, posterior: bool = True) -> Capsules:  # n h w c, n h w c p p
+        """``posterior=False`` leaves it out: on a GPU it is copies that not everyone needs."""
         _check_capsules(a, pose, self.in_caps, self.pose)
         rows, cols = self.output_size(a.shape[1], a.shape[2])
         with torch.autocast(a.device.type, enabled=False):
@@ -167,14 +168,15 @@ class ConvCaps(nn.Module):
                 a = F.pad(a, (0, 0, left, left, top, top))
                 pose = F.pad(pose, (0, 0, 0, 0, 0, 0, left, left, top, top))
             fields = conv_fields(a.shape[1], a.shape[2], self.in_caps, self.kernel, self.stride, a.device)
-            return self.route(a, pose, fields, None, (rows, cols))
+            return self.route(a, pose, fields, None, (rows, cols), posterior)
 
-    def route(self, a: Tensor, pose: Tensor, fields: Fields, place: Tensor | None, size: tuple[int, int]) -> Capsules:
+    def route(
+        self, a: Tensor, pose: Tensor, fields: Fields, place: Tensor | None, size: tuple[int, int], posterior: bool
+    ) -> Capsules:
         n, p = a.shape[0], self.pose
-        W = self.weight.flatten(0, 2)
-        logit, q = route(self.routing, a.reshape(n, -1), pose.reshape(n, -1, p, p), W, fields, place, self.backend)
+        a, pose, W = a.reshape(n, -1), pose.reshape(n, -1, p, p), self.weight.flatten(0, 2)
+        logit, m, q = route(self.routing, a, pose, W, fields, place, self.backend, posterior)
         logit = self.norm(self.norm_a, logit[..., None])[..., 0].unflatten(1, size)
-        m = q.m.unflatten(-1, (p, p))  # n l j p r
         m = m if self.norm_pose is None else self.norm(self.norm_pose, m)
         return Capsules(logit, logit.sigmoid(), m.unflatten(1, size), q)
 
@@ -204,13 +206,13 @@ class ClassCaps(ConvCaps):
     def __init__(self, in_caps: int, classes: int, **options: Any):
         super().__init__(in_caps, classes, 1, **options)
 
-    def forward(self, a: Tensor, pose: Tensor) -> Capsules:  # n h w c, n h w c p p
+    def forward(self, a: Tensor, pose: Tensor, posterior: bool = True) -> Capsules:  # n h w c, n h w c p p
         _check_capsules(a, pose, self.in_caps, self.pose)
         h, w = a.shape[1:3]
         with torch.autocast(a.device.type, enabled=False):
             a, pose = at_least_float32(a), at_least_float32(pose)
             fields = conv_fields(h, w, self.in_caps, (h, w), (1, 1), a.device)  # one, that sees every child
-            return self.route(a, pose, fields, places(h, w, self.in_caps, pose.dtype, a.device), (1, 1))
+            return self.route(a, pose, fields, places(h, w, self.in_caps, pose.dtype, a.device), (1, 1), posterior)
 
 
 def make_routing(name: str, types: int, dim: int, options: Mapping[str, Any] | None) -> nn.Module:

@@ -88,8 +88,8 @@ class CapsNet(nn.Module):
         if not x.is_floating_point():
             raise TypeError(f"images must be floating point, standardised, got {x.dtype}; convert with x.float() / 255")
         caps = self.primary_caps(self.stem(x))
-        caps = self.conv_caps1(caps.activations, caps.poses)
-        caps = self.conv_caps2(caps.activations, caps.poses)
+        caps = self.conv_caps1(caps.activations, caps.poses, posterior=False)
+        caps = self.conv_caps2(caps.activations, caps.poses, posterior=False)
         caps = self.class_caps(caps.activations, caps.poses)
         logits = caps.logits.flatten(1)
         logits = logits if self.scale is None else logits * self.scale

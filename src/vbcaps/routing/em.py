@@ -111,7 +111,9 @@ class EMRouting(nn.Module):
     def fusable(self) -> bool:
         return True
 
-    def fused(self, a: Tensor, pose: Tensor, W: Tensor, fields: Fields, place: Tensor | None) -> tuple[Tensor, Mixture]:
+    def fused(
+        self, a: Tensor, pose: Tensor, W: Tensor, fields: Fields, place: Tensor | None, posterior: bool = True
+    ) -> tuple[Tensor, Tensor, Mixture | None]:
         """The same for the votes that poses and weights make, without making them (``routing.route``)."""
         from vbcaps.routing.em_fused import em_routing_fused
 
@@ -127,6 +129,7 @@ class EMRouting(nn.Module):
             temperature=self.temperature,
             growth=self.growth,
             min_var=self.min_var,
+            posterior=posterior,
         )
 
     def extra_repr(self) -> str:

@@ -140,10 +140,12 @@ def em_routing_fused(
     temperature: float = 0.01,
     growth: float = 0.95,
     min_var: float = 1e-4,
-) -> tuple[Tensor, Mixture]:
+    posterior: bool = True,
+) -> tuple[Tensor, Tensor, Mixture | None]:
     """``em_routing`` of the votes that ``a: n c``, ``pose: n c p q``, ``W: g j q r`` and ``place: i 2`` make.
 
-    The responsibilities in the mixture carry no gradient.
+    And between its results the means as ``n l j p r``; ``posterior=False`` saves the copies of the mixture. The
+    responsibilities in it carry no gradient.
     """
     check_iters(iters)
     check_constants(temperature, growth, min_var)
@@ -165,6 +167,9 @@ def em_routing_fused(
         growth,
         min_var,
     )
+    means = m.permute(3, 0, 1, 2, 4)
+    if not posterior:
+        return images_first(logit), means, None
     if iters == 1:
         r = torch.full_like(a[None, None, None, :1, 0], 1 / J).expand(1, *fields.child.shape, J, len(a))
-    return images_first(logit), Mixture(poses_first(m), poses_first(var), r[-1].detach().permute(3, 0, 1, 2))
+    return images_first(logit), means, Mixture(poses_first(m), poses_first(var), r[-1].detach().permute(3, 0, 1, 2))

@@ -28,8 +28,11 @@ def route(
     fields: Fields,
     place: Tensor | None = None,
     backend: str = "auto",
-) -> tuple[Tensor, Posterior | Mixture | Agreement]:
-    """Route children with activations ``a: n c`` and ``pose: n c p q`` by ``routing``; its ``(logit, q)``.
+    posterior: bool = True,
+) -> tuple[Tensor, Tensor, Posterior | Mixture | Agreement | None]:
+    """Route children with activations ``a: n c`` and ``pose: n c p q`` by ``routing``.
+
+    Gives the logit ``n l j``, the means ``n l j p r`` and, unless ``posterior=False``, what else the routing knows.
 
     Slot i votes with the weights of row ``i mod g`` of ``W: g j q r``. ``place: i 2`` is added to the first two
     entries of the right-hand column of each vote.
@@ -43,13 +46,14 @@ def route(
             check_images(len(a), W, fields, routing)
     if use_kernels:
         fused: Callable = routing.fused  # type: ignore[assignment]
-        return fused(a, pose, W, fields, place)
+        return fused(a, pose, W, fields, place, posterior)
     child = fields.child
     slots = child.flatten()
     V = votes(pose.index_select(1, slots).unflatten(1, child.shape), W.repeat(child.shape[1] // len(W), 1, 1, 1))
     if place is not None:
         V = V + at_right_hand_column(place, pose.shape[-1])[:, None]
-    return routing(a.index_select(1, slots).unflatten(1, child.shape), V, child, a.shape[1])
+    logit, q = routing(a.index_select(1, slots).unflatten(1, child.shape), V, child, a.shape[1])
+    return logit, q.m.unflatten(-1, pose.shape[-2:]), q if posterior else None
 
 
 def can_fuse(routing: nn.Module, a: Tensor, pose: Tensor, W: Tensor, fields: Fields) -> bool:

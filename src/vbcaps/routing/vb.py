@@ -233,8 +233,8 @@ class VBRouting(nn.Module):
         return self.prior.precision != "full"
 
     def fused(
-        self, a: Tensor, pose: Tensor, W: Tensor, fields: Fields, place: Tensor | None
-    ) -> tuple[Tensor, Posterior]:
+        self, a: Tensor, pose: Tensor, W: Tensor, fields: Fields, place: Tensor | None, posterior: bool = True
+    ) -> tuple[Tensor, Tensor, Posterior | None]:
         """The same for the votes that poses and weights make, without making them (``routing.route``)."""
         from vbcaps.routing.vb_fused import vb_routing_fused
 
@@ -249,6 +249,7 @@ class VBRouting(nn.Module):
             activation=self.activation,
             beta_a=self.beta_a,
             beta_u=self.beta_u,
+            posterior=posterior,
         )
 
     def extra_repr(self) -> str:

@@ -162,10 +162,12 @@ def vb_routing_fused(
     activation: str = "released",
     beta_a: Tensor,
     beta_u: Tensor,
-) -> tuple[Tensor, Posterior]:
+    posterior: bool = True,
+) -> tuple[Tensor, Tensor, Posterior | None]:
     """``vb_routing`` of the votes that ``a: n c``, ``pose: n c p q``, ``W: g j q r`` and ``place: i 2`` make.
 
-    The responsibilities in the posterior carry no gradient.
+    And between its results the means as ``n l j p r``; ``posterior=False`` saves the copies of one. The
+    responsibilities in it carry no gradient.
     """
     check_fusable(a, pose, W, prior)
     J = W.shape[1]
@@ -190,13 +192,20 @@ def vb_routing_fused(
         prior.precision == "wishart",
         activation == "paper",
     )
+    means = m.permute(3, 0, 1, 2, 4)
+    if not posterior:
+        return images_first(logit), means, None
     if iters == 1:
         r = torch.full_like(a[None, None, None, :1, 0], 1 / J).expand(1, *fields.child.shape, J, len(a))
-    return images_first(logit), Posterior(
-        images_first(alpha),
-        poses_first(m),
-        images_first(kappa),
-        poses_first(psi),
-        images_first(nu),
-        r[-1].detach().permute(3, 0, 1, 2),
+    return (
+        images_first(logit),
+        means,
+        Posterior(
+            images_first(alpha),
+            poses_first(m),
+            images_first(kappa),
+            poses_first(psi),
+            images_first(nu),
+            r[-1].detach().permute(3, 0, 1, 2),
+        ),
     )
