@@ -29,7 +29,6 @@ from torch import Tensor, nn
 import vbcaps.layers
 from vbcaps import CapsNet
 from vbcaps.layers import Capsules
-from vbcaps.routing import Posterior
 from vbcaps.routing.build_cpu import find_compiler, why_no_library
 from vbcaps.routing.fields import Fields
 
@@ -39,9 +38,16 @@ HERE = ("threads", "commit", "cpu", "torch", "compiler", "load_before", "load_af
 
 
 def route_as_released(
-    routing: Any, a: Tensor, pose: Tensor, W: Tensor, fields: Fields, place: Tensor | None, backend: str
-) -> tuple[Tensor, Posterior]:
-    """`routing.route.route` of square maps with the paper's prior, by nine broadcast axes."""
+    routing: Any,
+    a: Tensor,
+    pose: Tensor,
+    W: Tensor,
+    fields: Fields,
+    place: Tensor | None,
+    backend: str,
+    posterior: bool,
+) -> tuple[Tensor, Tensor, None]:
+    """`routing.route.route` of square maps with the paper's prior, by nine broadcast axes; without a posterior."""
     n, types, J = len(a), fields.types, W.shape[1]
     side = math.isqrt(a.shape[1] // types)
     count, kernel = math.isqrt(len(fields.child)), math.isqrt(fields.child.shape[1] // types)
@@ -54,8 +60,7 @@ def route_as_released(
     a, pose = a.view(n, side, side, types), pose.view(n, side, side, types, 4, 4)
     logit, m = route_by_nine_axes(a, pose, W, routing.iters, stride, where)
     logit, m = logit.reshape(n, J, -1).transpose(1, 2), m.reshape(n, J, 16, -1).permute(0, 3, 1, 2)
-    none = m.new_empty(0)
-    return logit + routing.beta_a - routing.beta_u, Posterior(none, m, none, none, none, none)
+    return logit + routing.beta_a - routing.beta_u, m.unflatten(-1, (4, 4)), None
 
 
 def make(way: str) -> nn.Module:
