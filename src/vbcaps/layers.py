@@ -81,7 +81,8 @@ class PrimaryCaps(nn.Module):
         logit = self.norm_a(logit.flatten(2)).reshape(n, c, h, w).permute(0, 2, 3, 1)
         if self.norm_pose is not None:
             pose = self.norm_pose(pose.reshape(n, c, -1))
-        return Capsules(logit, logit.sigmoid(), pose.reshape(n, c, p, p, h, w).permute(0, 4, 5, 1, 2, 3))
+        pose = pose.reshape(n, c, p, p, h, w).permute(0, 4, 5, 1, 2, 3)
+        return Capsules(logit, images_last(logit.sigmoid()), images_last(pose))
 
 
 class ConvCaps(nn.Module):
@@ -223,6 +224,13 @@ def make_routing(name: str, types: int, dim: int, options: Mapping[str, Any] | N
     except TypeError as error:
         allowed = [k for k, p in inspect.signature(ROUTINGS[name]).parameters.items() if p.kind is p.KEYWORD_ONLY]
         raise TypeError(f"routing_options of routing={name!r} may be {allowed}: {error}") from error
+
+
+def images_last(x: Tensor) -> Tensor:  # n h w c, or n h w c p p
+    """The same, in memory as fused routing reads it: images innermost, but for the rows of a pose."""
+    if x.ndim == 4:
+        return x.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2)
+    return x.permute(1, 2, 3, 4, 0, 5).contiguous().permute(4, 0, 1, 2, 3, 5)
 
 
 def at_least_float32(x: Tensor) -> Tensor:
