@@ -79,8 +79,8 @@ class Learner:
 
         self.order = torch.zeros(self.steps, self.share, dtype=torch.int64, device=device)
         self.u = torch.zeros(self.steps, self.share, view.draws, device=device)
-        self.rates = torch.zeros(self.steps, 2, device=device)  # learning rate and margin of each step
-        self.rate = torch.zeros(1, 2, device=device)
+        self.rates = torch.zeros(self.steps, 3, device=device)  # learning rate, margin, share in the average
+        self.rate = torch.zeros(1, 3, device=device)
         self.k = torch.zeros(1, dtype=torch.int64, device=device)  # the next step
         self.sums = torch.zeros(2, dtype=torch.float64, device=device)  # loss and errors, over images
         self.bad = torch.full((1,), NEVER, device=device)
@@ -118,7 +118,7 @@ class Learner:
         self.u.copy_(u[:taken].view(self.steps, self.batch, -1)[:, mine])
         first, total = self.epoch * self.steps, r.epochs * self.steps
         rates = [
-            (r.learning_rate(t, self.steps), spread_margin(t, max(total // 2, 1)))
+            (r.learning_rate(t, self.steps), spread_margin(t, max(total // 2, 1)), r.average_share(t))
             for t in range(first, first + self.steps)
         ]
         self.rates.copy_(torch.tensor(rates))
@@ -159,10 +159,13 @@ class Learner:
         return nll_loss(out.logits, y, on=self.recipe.loss_on)
 
     def average(self) -> None:
+        """Of weights and of BatchNorm's statistics: those of the last step need not fit the average of weights."""
         assert self.ema is not None
         pairs = list(zip(self.ema.state_dict().values(), self.net.state_dict().values(), strict=True))
         floats = [(a, b) for a, b in pairs if a.is_floating_point()]
-        torch._foreach_lerp_([a for a, _ in floats], [b for _, b in floats], 1 - self.recipe.ema)
+        gaps = torch._foreach_sub([b for _, b in floats], [a for a, _ in floats])
+        torch._foreach_mul_(gaps, self.rate[0, 2])
+        torch._foreach_add_([a for a, _ in floats], gaps)
         for a, b in pairs:
             if not a.is_floating_point():
                 a.copy_(b)
