@@ -392,7 +392,7 @@ def test_every_flag_becomes_its_field(monkeypatch):
         ("learn", "--learn none", ()),
         ("flip", "--flip", True),
         ("norm_pose", "--no-norm-pose", False),
-        ("loss_on", "--loss-on logits", "logits"),
+        ("loss_on", "--loss-on activations", "activations"),
         ("nu0", "--nu0 20", 20.0),
         ("nu0", "--nu0 none", None),
         ("data", "--data my/images", "my/images"),

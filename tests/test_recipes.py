@@ -1,6 +1,7 @@
 """Recipes: the paper's settings, and what an impossible one says."""
 
 import json
+import math
 import re
 from dataclasses import fields, replace
 
@@ -85,6 +86,12 @@ def test_the_papers_settings(name, settings):
     assert {field: getattr(r, field) for field in settings} == settings
 
 
+def test_the_default_recipe_can_be_tried_for_one_epoch_and_gives_probabilities():
+    r = replace(recipe("default"), epochs=1)
+    assert 0 < r.warmup < 1
+    assert r.net(1, 10).scale is not None  # without it `predict` shows shares of activations
+
+
 def test_the_learning_rate_of_each_schedule():
     r = recipe("fashion")
     at_epoch = [r.learning_rate(10 * epoch, 10) for epoch in (0, 79, 80, 119, 120, 160, 199)]
@@ -106,6 +113,15 @@ def test_the_learning_rate_of_each_schedule():
     rates = [r.learning_rate(t, 7) for t in range(70)]
     assert rates == sorted(rates[:14]) + sorted(rates[14:], reverse=True)
     assert replace(r, schedule="constant", warmup=0.0).learning_rate(50, 7) == r.lr
+
+
+def test_an_average_of_weights_forgets_how_they_began():
+    r = replace(recipe("smallnorb"), ema=0.999)
+    shares = [r.average_share(t) for t in range(20_000)]
+    assert shares[0] == pytest.approx(0.9)
+    assert shares[-1] == pytest.approx(0.001)
+    left = math.prod(1 - share for share in shares[:250])
+    assert left < 1e-9 < 0.999**250
 
 
 @pytest.mark.parametrize(
