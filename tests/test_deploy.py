@@ -1,6 +1,7 @@
 """Networks outside the plain loop: compiled, in bfloat16, saved, exported, copied, distributed."""
 
 import copy
+import gc
 import pickle
 import shutil
 import warnings
@@ -282,6 +283,8 @@ def train_share(rank, folder):
         # A parameter that had no gradient would stop the next pass; so would BatchNorm that cannot be synchronised.
         parallel.train()
         loss_of(parallel(x[share]), label[share]).backward()
+    del parallel  # if it outlived the group, its end could wait for a thread that waits for Python
+    gc.collect()
     dist.destroy_process_group()
 
 

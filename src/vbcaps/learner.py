@@ -1,6 +1,7 @@
 """One seed's network while it trains: everything a step changes, and the step."""
 
 import copy
+import gc
 import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -169,6 +170,15 @@ class Learner:
         for a, b in pairs:
             if not a.is_floating_point():
                 a.copy_(b)
+
+    def part(self) -> None:
+        """Let go of what reduces gradients, before the group of processes is left: it may not outlive it.
+
+        Its end would destroy the group while it holds Python's lock, for which a thread of the group may be waiting.
+        """
+        if self.group.size > 1:
+            self.module = self.net
+            gc.collect()
 
     def totals(self) -> Totals:
         """Waits for the device."""

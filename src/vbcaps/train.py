@@ -83,15 +83,12 @@ def fit(
     together = place.type == "cuda" and group.size == 1
     if together:
         torch.cuda.synchronize(place)  # each run has a stream of its own, and the data must be there
-    with listening() as stop:
+    with listening() as stop, leaving(group):
         runs = []
         for r, folder in zip(recipes, folders, strict=True):
             stream = torch.cuda.Stream(place) if together else None
             runs.append((train(r, folder, data, group, stream, resume, tensorboard, stop, send), stream))
-        results = in_turns(runs) if together else [result for one in runs for result in in_turns([one])]
-    if group.size > 1:
-        leave()
-    return results
+        return in_turns(runs) if together else [result for one in runs for result in in_turns([one])]
 
 
 def in_turns(runs: list[tuple[Generator[None, None, Result], "torch.cuda.Stream | None"]]) -> list[Result]:
@@ -132,6 +129,7 @@ def train(
         return (yield from loop(learner, record, resume, tensorboard, stop, send))
     finally:
         record.wait()  # however it ended, what it saved is on the disk
+        learner.part()
 
 
 def loop(
@@ -251,6 +249,15 @@ def pick_device(name: str = "auto") -> torch.device:
         raise ValueError(f"device={name!r}: there are {torch.cuda.device_count()} CUDA devices, counted from 0")
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
+
+
+@contextmanager
+def leaving(group: Group) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        if group.size > 1:
+            leave()
 
 
 class Stop:
