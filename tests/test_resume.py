@@ -1,5 +1,6 @@
 """Runs that are killed, interrupted, resumed, resumed wrongly."""
 
+import contextlib
 import json
 import os
 import resource
@@ -173,27 +174,32 @@ def test_weights_in_place_of_the_state_are_an_error(tmp_path, tiny_data, finishe
         fit(tiny.recipe(epochs=1), folder, device="cpu", resume=True)
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def full_disk():
-    """No file may grow beyond 4 KB: the system's own error, at the same calls as when the disk is full."""
+    """No file may grow beyond 4 KB: the system's own error, at the same calls as when the disk is full.
+
+    Not a fixture: pytest's own output may be a file.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_full_disk_is_found_at_the_start(tmp_path, tiny_data, full_disk):
+def test_a_full_disk_is_found_at_the_start(tmp_path, tiny_data):
     events = []
-    with pytest.raises(RunError, match=r"cannot write in .*: File too large; a run needs about 0 MB"):
+    with full_disk(), pytest.raises(RunError, match=r"cannot write in .*: File too large; a run needs about 0 MB"):
         fit(tiny.recipe(), tmp_path / "run", device="cpu", on_event=events.append)
     assert events == []
     assert list((tmp_path / "run").iterdir()) == []
 
 
-def test_a_disk_that_fills_later_leaves_the_old_file(tmp_path, full_disk):
+def test_a_disk_that_fills_later_leaves_the_old_file(tmp_path):
     path = tmp_path / "state"
     run.write(path, b"old")
-    with pytest.raises(RunError, match="what was there before is unchanged"):
+    with full_disk(), pytest.raises(RunError, match="what was there before is unchanged"):
         run.write(path, bytes(8192))
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
