@@ -34,7 +34,7 @@ from vbcaps.routing.fields import Fields
 
 WAYS = ("nine axes", "reference", "cpu")
 HEADER = ("what", "batch", *(name.replace(" ", "_") for name in WAYS), "nine_axes/cpu", "reference/cpu")
-HERE = ("threads", "commit", "cpu", "torch", "compiler", "load_before", "load_after", "date")
+HERE = ("threads", "commit", "processor", "torch", "compiler", "load_before", "load_after", "date")
 
 
 def route_as_released(
@@ -115,7 +115,13 @@ def here(before: float, after: float) -> tuple[Any, ...]:
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip()
     compiler = find_compiler() or ["none"]
     version = subprocess.run([*compiler, "-dumpfullversion"], capture_output=True, text=True).stdout.strip()
-    about = (torch.get_num_threads(), commit or "unknown", processor(), torch.__version__, f"{compiler[0]} {version}")
+    about = (
+        torch.get_num_threads(),
+        commit or "unknown",
+        processor(),
+        torch.__version__,
+        f"{Path(compiler[0]).name} {version}",
+    )
     return (*about, f"{before:.1f}", f"{after:.1f}", time.strftime("%Y-%m-%d"))
 
 
