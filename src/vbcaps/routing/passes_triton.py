@@ -115,6 +115,17 @@ def lane_offsets(lane, n, j, J, MMA: tl.constexpr):
 
 
 @triton.jit
+def own_part(pose_ptr, W_ptr, N, NS, I, J, CHUNK, WARPS: tl.constexpr, MMA: tl.constexpr):
+    """Of a program (part, field, images and types): image and type of each lane, its slots, where r is, for `fetch`."""
+    blocks = tl.cdiv(N, 8)
+    lane, n, j, here = lanes(tl.program_id(2) % blocks, tl.program_id(2) // blocks, N, J, WARPS)
+    start = tl.program_id(0) * CHUNK
+    makings = (pose_ptr, W_ptr) + lane_offsets(lane, n, j, J, MMA) + (N,)
+    own = tl.program_id(1) * I * J * NS + j * NS + n
+    return n, j, here, start, tl.minimum(start + CHUNK, I), own, makings
+
+
+@triton.jit
 def load_child(child_ptr, l, i, end, I):
     return tl.load(child_ptr + l * I + tl.minimum(i, end - 1)).to(tl.int32)
 
@@ -192,12 +203,8 @@ def means_kernel(
     MMA: tl.constexpr,
 ):  # fmt: skip
     """Part of sum_i R_ij and sum_i R_ij V_ij: CHUNK slots of one position."""
-    l, L, blocks = tl.program_id(1), tl.num_programs(1), tl.cdiv(N, 8)
-    lane, n, j, here = lanes(tl.program_id(2) % blocks, tl.program_id(2) // blocks, N, J, WARPS)
-    start = tl.program_id(0) * CHUNK
-    end = tl.minimum(start + CHUNK, I)
-    makings = (pose_ptr, W_ptr) + lane_offsets(lane, n, j, J, MMA) + (N,)
-    own = l * I * J * NS + j * NS + n
+    l, L = tl.program_id(1), tl.num_programs(1)
+    n, j, here, start, end, own, makings = own_part(pose_ptr, W_ptr, N, NS, I, J, CHUNK, WARPS, MMA)
     zero = tl.zeros((32 * WARPS,), tl.float32)
     sum_R, sum_RV = zero, repeat(zero)
     SIZE: tl.constexpr = (6 if MMA else 2) + (1 if FIRST else 2)
@@ -233,12 +240,8 @@ def spreads_kernel(
     MMA: tl.constexpr,
 ):  # fmt: skip
     """r_j and m_j, and part of S_j."""
-    l, L, blocks = tl.program_id(1), tl.num_programs(1), tl.cdiv(N, 8)
-    lane, n, j, here = lanes(tl.program_id(2) % blocks, tl.program_id(2) // blocks, N, J, WARPS)
-    start = tl.program_id(0) * CHUNK
-    end = tl.minimum(start + CHUNK, I)
-    makings = (pose_ptr, W_ptr) + lane_offsets(lane, n, j, J, MMA) + (N,)
-    own = l * I * J * NS + j * NS + n
+    l, L = tl.program_id(1), tl.num_programs(1)
+    n, j, here, start, end, own, makings = own_part(pose_ptr, W_ptr, N, NS, I, J, CHUNK, WARPS, MMA)
     SIZE: tl.constexpr = (6 if MMA else 2) + (1 if FIRST else 2)
     loaded, c = (), ()
     for k in tl.static_range(AHEAD):
@@ -278,12 +281,8 @@ def scores_kernel(
     SHARED: tl.constexpr, PLACE: tl.constexpr, AHEAD: tl.constexpr, WARPS: tl.constexpr, MMA: tl.constexpr,
 ):  # fmt: skip
     """z_ij of CHUNK slots of one position."""
-    l, blocks = tl.program_id(1), tl.cdiv(N, 8)
-    lane, n, j, here = lanes(tl.program_id(2) % blocks, tl.program_id(2) // blocks, N, J, WARPS)
-    start = tl.program_id(0) * CHUNK
-    end = tl.minimum(start + CHUNK, I)
-    makings = (pose_ptr, W_ptr) + lane_offsets(lane, n, j, J, MMA) + (N,)
-    own = l * I * J * NS + j * NS + n
+    l = tl.program_id(1)
+    n, j, here, start, end, own, makings = own_part(pose_ptr, W_ptr, N, NS, I, J, CHUNK, WARPS, MMA)
     SIZE: tl.constexpr = 6 if MMA else 2
     loaded, c = (), ()
     for k in tl.static_range(AHEAD):
@@ -357,12 +356,8 @@ def grad_R_kernel(
     SHARED: tl.constexpr, PLACE: tl.constexpr, AHEAD: tl.constexpr, WARPS: tl.constexpr, MMA: tl.constexpr,
 ):  # fmt: skip
     """dR_ij = gr_j + sum_d x_d (gb_jd + gS_jd x_d), x = V_ij - m_j: how the moments answer to a responsibility."""
-    l, blocks = tl.program_id(1), tl.cdiv(N, 8)
-    lane, n, j, here = lanes(tl.program_id(2) % blocks, tl.program_id(2) // blocks, N, J, WARPS)
-    start = tl.program_id(0) * CHUNK
-    end = tl.minimum(start + CHUNK, I)
-    makings = (pose_ptr, W_ptr) + lane_offsets(lane, n, j, J, MMA) + (N,)
-    own = l * I * J * NS + j * NS + n
+    l = tl.program_id(1)
+    n, j, here, start, end, own, makings = own_part(pose_ptr, W_ptr, N, NS, I, J, CHUNK, WARPS, MMA)
     SIZE: tl.constexpr = 6 if MMA else 2
     loaded, c = (), ()
     for k in tl.static_range(AHEAD):
@@ -430,12 +425,8 @@ def grad_z_kernel(
     SHARED: tl.constexpr, PLACE: tl.constexpr, AHEAD: tl.constexpr, WARPS: tl.constexpr, MMA: tl.constexpr,
 ):  # fmt: skip
     """dz_ij = r_ij a_i (dR_ij - s_i), written over dR_ij, and part of U_k = sum_i dz_ij x^k, x = V_ij - m_j."""
-    l, L, blocks = tl.program_id(1), tl.num_programs(1), tl.cdiv(N, 8)
-    lane, n, j, here = lanes(tl.program_id(2) % blocks, tl.program_id(2) // blocks, N, J, WARPS)
-    start = tl.program_id(0) * CHUNK
-    end = tl.minimum(start + CHUNK, I)
-    makings = (pose_ptr, W_ptr) + lane_offsets(lane, n, j, J, MMA) + (N,)
-    own = l * I * J * NS + j * NS + n
+    l, L = tl.program_id(1), tl.num_programs(1)
+    n, j, here, start, end, own, makings = own_part(pose_ptr, W_ptr, N, NS, I, J, CHUNK, WARPS, MMA)
     SIZE: tl.constexpr = 10 if MMA else 6
     loaded, c = (), ()
     for k in tl.static_range(AHEAD):
