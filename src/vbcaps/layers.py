@@ -182,11 +182,11 @@ class ConvCaps(nn.Module):
         return Capsules(logit, logit.sigmoid(), m.unflatten(1, size), q)
 
     def norm(self, batch_norm: BatchNorm, x: Tensor) -> Tensor:  # n l j ...
-        """BatchNorm for each type j; on a GPU with images last, as the fused kernels leave them and want them next."""
+        """BatchNorm for each type j; on a GPU in memory as the fused kernels leave capsules and want them next."""
         if not x.is_cuda:
             return batch_norm(x.flatten(0, 1).flatten(2)).reshape(x.shape)
-        order = (1, 2, 0, 3) if x.ndim == 4 else (1, 2, 3, 0, 4)  # l j n 1, or l j p n r
-        back = (2, 0, 1, 3) if x.ndim == 4 else (3, 0, 1, 2, 4)
+        order = (1, 2, 0, 3) if x.ndim == 4 else (1, 2, 0, 4, 3)  # l j n 1, or l j n r p
+        back = (2, 0, 1, 3) if x.ndim == 4 else (2, 0, 1, 4, 3)
         x = x.permute(order)
         return batch_norm(x.flatten(2)).reshape(x.shape).permute(back)
 
@@ -227,9 +227,11 @@ def make_routing(name: str, types: int, dim: int, options: Mapping[str, Any] | N
 
 
 def images_last(x: Tensor) -> Tensor:  # n h w c, or n h w c p p
-    """The same, in memory as fused routing reads it: images innermost, but for the rows of a pose."""
+    """The same, in memory as fused routing reads it: images within capsules (`passes.lay_poses`)."""
     if x.ndim == 4:
         return x.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2)
+    if x.is_cuda:
+        return x.permute(1, 2, 3, 0, 5, 4).contiguous().permute(3, 0, 1, 2, 5, 4)
     return x.permute(1, 2, 3, 4, 0, 5).contiguous().permute(4, 0, 1, 2, 3, 5)
 
 

@@ -5,6 +5,7 @@ they make. It strings together the same passes over votes as vb_fused.py, withou
 between them is EM's.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -12,7 +13,18 @@ from torch import Tensor
 
 from vbcaps.routing.em import Mixture, check_constants
 from vbcaps.routing.fields import Fields, check_iters
-from vbcaps.routing.passes import Votes, check_fusable, images_first, on_its_device, passes_for, poses_first
+from vbcaps.routing.passes import (
+    Votes,
+    as_slots,
+    check_fusable,
+    images_first,
+    lay_poses,
+    new_poses,
+    new_slots,
+    on_its_device,
+    passes_for,
+    poses_first,
+)
 
 D = 16
 
@@ -30,16 +42,18 @@ def em_route(
     logit, m, var, r, rj, early_m, S = out
     lam, K = torch.empty_like(m), torch.empty_like(logit)
     k0, m0 = a.new_zeros(()), a.new_zeros(D)
-    run = passes_for(a)
+    run, (_, N, L, I, J) = passes_for(a), v.sizes
+    parts = run.parts(a, L, I, J, types)
     for t in range(iters):
         last = t == iters - 1
         m_t = m if last else early_m[t]
-        run.moments(v, r[t - 1] if t else None, k0, m0, rj[t], m_t, S[t])
+        spread = S[t : t + 1] if parts == 1 else new_poses(a, parts, L, J, N)
+        run.moments(v, r[t - 1] if t else None, k0, m0, rj[t], m_t, spread)
         inverse_temperature = temperature * (1 - growth ** (t + 1))
         if last:
-            run.em_logit(rj[t], S[t], beta_a, beta_u, logit, var, inverse_temperature, min_var)
+            run.em_logit(rj[t], spread, beta_a, beta_u, S[t], logit, var, inverse_temperature, min_var)
         else:
-            run.em_parent(rj[t], S[t], beta_a, beta_u, lam, K, inverse_temperature, min_var)
+            run.em_parent(rj[t], spread, beta_a, beta_u, S[t], lam, K, inverse_temperature, min_var)
             run.scores(v, m_t, lam, K, r[t])
     return out
 
@@ -50,12 +64,11 @@ def em_route_shapes(
     beta_a: Tensor, beta_u: Tensor, types: int, iters: int, temperature: float, growth: float, min_var: float,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     (L, I), N, J = child.shape, a.shape[1], W.shape[1]
-    scalar, vector = (L, J, N), (L, J, 4, N, 4)
-    new, run = a.new_empty, passes_for(a)
-    r, parts = run.new_slots(a, iters - 1, L, I, J, N), run.parts(N, L, I, J)
+    scalar, new, vector = (L, J, N), a.new_empty, functools.partial(new_poses, a)
+    r = new_slots(a, iters - 1, (L, I), J, N, types)
     return (
-        new(scalar), new(vector), new(vector), r,
-        new(iters, *scalar), new(iters - 1, *vector), new(iters, parts, *vector),
+        new(scalar), vector(*scalar), vector(*scalar), r,
+        new(iters, *scalar), vector(iters - 1, *scalar), vector(iters, *scalar),
     )  # fmt: skip
 
 
@@ -71,13 +84,13 @@ def em_route_backward(
     C, N, L, I, J = v.sizes
     T = iters
     run = passes_for(a)
-    new, scalar, vector = a.new_empty, (L, J, N), (L, J, 4, N, 4)
+    scalar, new, vector = (L, J, N), a.new_empty, functools.partial(new_poses, a)
     da, s = new(C, N), new(C, N)
-    r, dR = run.as_slots(r), run.new_slots(a, T, L, I, J, N)  # dR[t - 1] becomes dz[t - 1]; dR[T - 1] is that of t = 0
-    gb, gS, gr = new(vector), new(vector), new(scalar)
+    dR = new_slots(a, T, (L, I), J, N, types)  # dR[t - 1] becomes dz[t - 1]; dR[T - 1] is that of t = 0
+    gb, gS, gr = vector(*scalar), vector(*scalar), new(scalar)
     glogit = new(T, *scalar)  # of beta_a - cost_j, in every iteration: activations take part in routing
-    parts = run.parts(N, L, I, J)
-    U0, U1, U2 = new(parts, *scalar), new(parts, *vector), new(parts, *vector)
+    parts = run.parts(a, L, I, J, types)
+    U0, U1, U2 = new(parts, *scalar), vector(parts, *scalar), vector(parts, *scalar)
     coef = run.new_terms(v, T)
 
     def parent(t: int) -> None:
@@ -153,7 +166,7 @@ def em_routing_fused(
     J = W.shape[1]
     logit, m, var, r, *_ = em_route(
         a.T.contiguous(),
-        pose.permute(1, 2, 0, 3).contiguous(),
+        lay_poses(pose),
         W.contiguous(),
         None if place is None else place.contiguous(),
         fields.child,
@@ -167,9 +180,12 @@ def em_routing_fused(
         growth,
         min_var,
     )
-    means = m.permute(3, 0, 1, 2, 4)
+    means = poses_first(m)
     if not posterior:
         return images_first(logit), means, None
-    if iters == 1:
-        r = torch.full_like(a[None, None, None, :1, 0], 1 / J).expand(1, *fields.child.shape, J, len(a))
-    return images_first(logit), means, Mixture(poses_first(m), poses_first(var), r[-1].detach().permute(3, 0, 1, 2))
+    r = as_slots(r[-1], fields.child.shape[1], J, fields.types) if iters > 1 else a.new_full((), 1 / J)
+    return (
+        images_first(logit),
+        means,
+        Mixture(means.flatten(3), poses_first(var).flatten(3), r.detach().expand(len(a), *fields.child.shape, J)),
+    )

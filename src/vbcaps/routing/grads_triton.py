@@ -5,8 +5,9 @@ The gradient of a vote is made where it is used, from what its parent adds to it
     dV_ij = sum_k s_kij (E_kj + C_kj (V_ij - m_j))
 
 with weights s: R_ij in each of the T moments, dz_ij in each of the T - 1 scores. A parent's E, C and m are 4 T - 1
-poses, too many to load for one vote: a warp loads two rows of them and uses them for GROUP children of one position,
-which share their parents. Gradients of weights are the same with images and types, rows and columns exchanged.
+poses, too many to load for one vote: a warp loads two rows of them and uses them for four children of one position,
+which share their parents; and the warps of a program have other children there, so that the same terms come from the
+first-level cache. Gradients of weights are the same with images and types, rows and columns exchanged.
 
 Axes and memory: passes_triton.py; coef: l g b p t n k r, t over E_0, C_0, E_1, ..., -m, types in groups g of 4, images
 in blocks b of 8: what a warp loads lies together.
@@ -16,17 +17,29 @@ import triton
 import triton.language as tl
 
 from vbcaps.routing.mma_triton import contract, finish, four, half_product, load_block, part, two
+from vbcaps.routing.passes_triton import first_slot, nth, row_of
 
 
 @triton.jit
-def shares(r_ptr, dz_ptr, a, at, slots, J, on, T: tl.constexpr):
-    """With what weight a vote enters each term: R_ij in moments t = 0 .. T-1, then dz_ij in scores t = 0 .. T-2."""
+def load_shares(r_ptr, dz_ptr, at, slots, T: tl.constexpr):
+    """r of each iteration but the first, then dz: 2 (T - 1) times four slots."""
+    x = ()
+    for t in tl.static_range(T - 1):
+        x += four(r_ptr + t * slots + at)
+    for t in tl.static_range(T - 1):
+        x += four(dz_ptr + t * slots + at)
+    return x
+
+
+@triton.jit
+def shares(loaded, a, k: tl.constexpr, on, J: tl.constexpr, T: tl.constexpr):
+    """With what weight slot k enters each term: R_ij in moments t = 0 .. T-1, then dz_ij in scores t = 0 .. T-2."""
     a = tl.where(on, a, 0.0)
     s = (a / J,)
     for t in tl.static_range(T - 1):
-        s += (a * tl.load(r_ptr + t * slots + at),)
+        s += (a * loaded[4 * t + k],)
     for t in tl.static_range(T - 1):
-        s += (tl.where(on, tl.load(dz_ptr + t * slots + at), 0.0),)
+        s += (tl.where(on, loaded[4 * (T - 1 + t) + k], 0.0),)
     return s
 
 
@@ -66,28 +79,30 @@ def at_place(X, y, x, y_at: tl.constexpr, x_at: tl.constexpr, MMA: tl.constexpr)
 def grad_pose_kernel(
     a_ptr, pose_ptr, W_ptr, place_ptr, parents_ptr, seen_ptr, coef_ptr, r_ptr, dz_ptr,
     dpose_ptr,
-    N, NS, I, J, S, TYPES, slots,
-    GROUP: tl.constexpr, SHARED: tl.constexpr, PLACE: tl.constexpr, T: tl.constexpr, MMA: tl.constexpr,
+    N, I, S, slots,
+    J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, PLACE: tl.constexpr, T: tl.constexpr,
+    WARPS: tl.constexpr, MMA: tl.constexpr,
 ):  # fmt: skip
-    """Rows 2 half, 2 half + 1 of dM for GROUP children of one position; a warp has 8 images and 4 types of parents."""
-    groups = tl.cdiv(TYPES, GROUP)
-    position, kind = tl.program_id(0) // groups, tl.program_id(0) % groups * GROUP
+    """Rows 2 half, 2 half + 1 of dM for four children of one position; a warp has 8 images and 4 types of parents."""
     half = tl.program_id(2)
-    lane = tl.arange(0, 32)
+    warp, lane = tl.arange(0, 32 * WARPS) // 32, tl.arange(0, 32 * WARPS) % 32
     n = tl.program_id(1) * 8 + lane // 4
     here = (n < N) & (lane % 4 < 2)
     n = tl.minimum(n, N - 1)
     ACC: tl.constexpr = 4 if MMA else 1
     acc = ()
-    for k in tl.static_range(GROUP * ACC):
-        acc += (tl.zeros((32,) if MMA else (32, 2, 4), tl.float32),)
-    c = position * TYPES + kind
-    for s in range(tl.load(seen_ptr + c)):
-        slot = tl.load(parents_ptr + c * S + s)
-        l, i = slot // I, slot % I
+    for k in tl.static_range(4 * ACC):
+        acc += (tl.zeros((32 * WARPS,) if MMA else (32 * WARPS, 2, 4), tl.float32),)
+    one, _ = first_slot(tl.program_id(0) * WARPS, TYPES)  # the parents of this child are those of all
+    c, last = first_slot(tl.program_id(0) * WARPS + warp, TYPES)
+    for s in range(tl.load(seen_ptr + one)):
+        slot = tl.load(parents_ptr + one * S + s)
+        l, i = slot // I, slot % I + c - one
+        row = row_of(slot + c - one, N, J, TYPES)
         for j0 in range(0, J, 4):
             j = tl.minimum(j0 + lane % 4, J - 1)
             column = tl.minimum(j0 + lane // 8, J - 1)
+            loaded = load_shares(r_ptr, dz_ptr, row + (j // 4 * N + n) * 16 + j % 4 * 4, slots, T)
             block = (l * tl.cdiv(J, 4) + j // 4) * tl.cdiv(N, 8) + n // 8
             coef = coef_ptr + (block * 4 + 2 * half) * (4 * T - 1) * 128 + (n % 8 * 4 + j % 4) * 4
             terms = ()
@@ -97,17 +112,17 @@ def grad_pose_kernel(
                 else:
                     terms += (load_block(coef + t * 128, (4 * T - 1) * 128, 2, 4, 1),)
             new = ()
-            for k in tl.static_range(GROUP):
-                step = tl.minimum(kind + k, TYPES - 1) - kind
+            for k in tl.static_range(4):
+                step = nth(k, last, TYPES)
                 weight = W_ptr + ((i + step) % SHARED if SHARED else i + step) * J * 16
-                pose = pose_ptr + ((c + step) * 4 + 2 * half) * 4 * N + 4 * n
+                pose = pose_ptr + ((c + step) * N + n) * 16 + 2 * half
                 if MMA:
-                    X = tl.load(pose + lane % 4), tl.load(pose + 4 * N + lane % 4)
+                    X = two(pose + lane % 4 * 4)
                     Y = two(weight + column * 16 + lane % 4 * 4 + lane // 4 % 2 * 2)
                     q = four(weight + j * 16 + lane // 4 % 4 * 4)
                     Z = part(q[0], lane), part(q[1], lane), part(q[2], lane), part(q[3], lane)
                 else:
-                    X, Y = load_block(pose, 4 * N, 2, 4, 1), load_block(weight + j * 16, 4, 4, 4, 1)
+                    X, Y = load_block(pose, 1, 2, 4, 4), load_block(weight + j * 16, 4, 4, 4, 1)
                     Z = tl.permute(Y, (0, 2, 1))
                 X = half_product(terms[16 * (2 * T - 1) :] if MMA else terms[4 * T - 2], X, Y, MMA)
                 if PLACE:
@@ -115,16 +130,15 @@ def grad_pose_kernel(
                     x = tl.where(half == 0, tl.load(place_ptr + 2 * (i + step) + 1), 0.0)
                     X = at_place(X, y, x, 3, 7, MMA)
                 a = tl.load(a_ptr + (c + step) * N + n)
-                at = ((slot + step) * J + j) * NS + n
-                dV = grad_vote(X, shares(r_ptr, dz_ptr, a, at, slots, J, j0 + lane % 4 < J, T), terms, T, MMA)
+                dV = grad_vote(X, shares(loaded, a, k, j0 + lane % 4 < J, J, T), terms, T, MMA)
                 new += contract(acc[k * ACC : (k + 1) * ACC], dV, Z, MMA)
             acc = new
-    for k in tl.static_range(GROUP):
+    for k in tl.static_range(4):
         dP = finish(acc[k * ACC : (k + 1) * ACC], lane, MMA)
-        on = here & (kind + k < TYPES)
-        at = dpose_ptr + ((c + k) * 4 + 2 * half) * 4 * N + 4 * n + lane % 2 * 2
-        store_two(at, dP[0], dP[1], on)
-        store_two(at + 4 * N, dP[2], dP[3], on)
+        on = here & (k <= last)
+        at = dpose_ptr + ((c + k) * N + n) * 16 + lane % 2 * 8 + 2 * half
+        store_two(at, dP[0], dP[2], on)
+        store_two(at + 4, dP[1], dP[3], on)
 
 
 @triton.jit
@@ -136,24 +150,25 @@ def store_two(ptr, a, b, mask):
 def grad_weight_kernel(
     a_ptr, pose_ptr, W_ptr, place_ptr, child_ptr, coef_ptr, r_ptr, dz_ptr,
     dW_ptr,
-    N, NS, L, I, J, G, ROUNDS, slots,
-    GROUP: tl.constexpr, SHARED: tl.constexpr, PLACE: tl.constexpr, T: tl.constexpr, MMA: tl.constexpr,
+    N, L, I, G, ROUNDS, slots,
+    J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, PLACE: tl.constexpr, T: tl.constexpr,
+    WARPS: tl.constexpr, MMA: tl.constexpr,
 ):  # fmt: skip
-    """Columns 2 half, 2 half + 1 of dW_gj for GROUP rows g; a warp has 8 types of parents and 4 images.
+    """Columns 2 half, 2 half + 1 of dW for four rows of weights; a warp has 8 types of parents and 4 images.
 
     A program sums ROUNDS blocks of images, positions and slots that share weights; the sum over programs is left to the
     caller.
     """
     half = tl.program_id(1) % 2
-    lane = tl.arange(0, 32)
+    warp, lane = tl.arange(0, 32 * WARPS) // 32, tl.arange(0, 32 * WARPS) % 32
     j = tl.program_id(1) // 2 * 8 + lane // 4
     here = (j < J) & (lane % 4 < 2)
     j = tl.minimum(j, J - 1)
-    g = tl.program_id(0) * GROUP
+    g, last = first_slot(tl.program_id(0) * WARPS + warp, TYPES)
     ACC: tl.constexpr = 4 if MMA else 1
     acc = ()
-    for k in tl.static_range(GROUP * ACC):
-        acc += (tl.zeros((32,) if MMA else (32, 2, 4), tl.float32),)
+    for k in tl.static_range(4 * ACC):
+        acc += (tl.zeros((32 * WARPS,) if MMA else (32 * WARPS, 2, 4), tl.float32),)
     blocks = tl.cdiv(N, 4)
     copies = I // G if SHARED else 1
     end = tl.minimum((tl.program_id(2) + 1) * ROUNDS, L * copies * blocks)
@@ -163,6 +178,9 @@ def grad_weight_kernel(
         other = tl.minimum(round % blocks * 4 + lane // 8, N - 1)  # whose column of M a lane deals out
         on = n < N
         n = tl.minimum(n, N - 1)
+        i = copy * G + g
+        row = row_of(l * I + i, N, J, TYPES)
+        loaded = load_shares(r_ptr, dz_ptr, row + (j // 4 * N + n) * 16 + j % 4 * 4, slots, T)
         block = (l * tl.cdiv(J, 4) + j // 4) * tl.cdiv(N, 8) + n // 8
         coef = coef_ptr + block * 4 * (4 * T - 1) * 128 + (n % 8 * 4 + j % 4) * 4 + 2 * half
         terms = ()
@@ -174,38 +192,32 @@ def grad_weight_kernel(
                 terms += (rows[0], rows[2], rows[4], rows[6], rows[1], rows[3], rows[5], rows[7])
             else:
                 terms += (load_block(coef + t * 128, 1, 2, 4, (4 * T - 1) * 128),)
+        c = tl.load(child_ptr + l * I + i).to(tl.int32)
         new = ()
-        for k in tl.static_range(GROUP):
-            row = tl.minimum(g + k, G - 1)
-            i = copy * G + row
-            c = tl.load(child_ptr + l * I + i).to(tl.int32)
-            weight = W_ptr + (row * J + j) * 16 + 2 * half
-            pose = pose_ptr + c * 16 * N
+        for k in tl.static_range(4):
+            step = nth(k, last, TYPES)
+            weight = W_ptr + ((g + step) * J + j) * 16 + 2 * half
+            pose = pose_ptr + (c + step) * 16 * N
             if MMA:
                 X = two(weight + lane % 4 * 4)
-                column = pose + lane // 4 % 2 * 8 * N + 4 * other + lane % 4
-                Y = tl.load(column), tl.load(column + 4 * N)
-                column = pose + 4 * n + lane // 4 % 4
-                Z = (
-                    part(tl.load(column), lane), part(tl.load(column + 4 * N), lane),
-                    part(tl.load(column + 8 * N), lane), part(tl.load(column + 12 * N), lane),
-                )  # fmt: skip
+                Y = two(pose + 16 * other + lane % 4 * 4 + lane // 4 % 2 * 2)
+                q = four(pose + 16 * n + lane // 4 % 4 * 4)
+                Z = part(q[0], lane), part(q[1], lane), part(q[2], lane), part(q[3], lane)
             else:
-                X, Z = load_block(weight, 1, 2, 4, 4), load_block(pose + 4 * n, 4 * N, 4, 4, 1)
-                Y = tl.permute(Z, (0, 2, 1))
+                X, Y = load_block(weight, 1, 2, 4, 4), load_block(pose + 16 * n, 4, 4, 4, 1)
+                Z = tl.permute(Y, (0, 2, 1))
             X = half_product(terms[16 * (2 * T - 1) :] if MMA else terms[4 * T - 2], X, Y, MMA)
             if PLACE:
-                y = tl.where(half == 1, tl.load(place_ptr + 2 * i), 0.0)
-                x = tl.where(half == 1, tl.load(place_ptr + 2 * i + 1), 0.0)
+                y = tl.where(half == 1, tl.load(place_ptr + 2 * (i + step)), 0.0)
+                x = tl.where(half == 1, tl.load(place_ptr + 2 * (i + step) + 1), 0.0)
                 X = at_place(X, y, x, 4, 5, MMA)
-            at = ((l * I + i) * J + j) * NS + n
-            s = shares(r_ptr, dz_ptr, tl.load(a_ptr + c * N + n), at, slots, J, on, T)
+            s = shares(loaded, tl.load(a_ptr + (c + step) * N + n), k, on, J, T)
             dV = grad_vote(X, s, terms, T, MMA)
             new += contract(acc[k * ACC : (k + 1) * ACC], dV, Z, MMA)
         acc = new
-    for k in tl.static_range(GROUP):
+    for k in tl.static_range(4):
         dW = finish(acc[k * ACC : (k + 1) * ACC], lane, MMA)  # (r, q)
         at = dW_ptr + ((tl.program_id(2) * G + g + k) * J + j) * 16 + lane % 2 * 8 + 2 * half
-        on = here & (g + k < G)
+        on = here & (k <= last)
         store_two(at, dW[0], dW[2], on)
         store_two(at + 4, dW[1], dW[3], on)

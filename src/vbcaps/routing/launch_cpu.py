@@ -31,24 +31,14 @@ class _VBPrior(ctypes.Structure):
     ]  # fmt: skip
 
 
-def new_slots(like: Tensor, *shape: int) -> Tensor:
-    """Room for numbers of slots, types and images, ``... n``."""
-    return like.new_empty(shape)
-
-
-def as_slots(x: Tensor) -> Tensor:
-    """x, or a copy, with rows as `new_slots` lays them out."""
-    return x.contiguous()
-
-
-def parts(N: int, L: int, I: int, J: int) -> int:
+def parts(a: Tensor, L: int, I: int, J: int, types: int) -> int:
     """Into how many parts sums over slots are dealt."""
     return 1
 
 
-def moments(v: Votes, r: Tensor | None, k0: Tensor, m0: Tensor, rj: Tensor, m: Tensor, S: Tensor) -> None:
+def moments(v: Votes, r: Tensor | None, k0: Tensor, m0: Tensor, rj: Tensor, m: Tensor, spread: Tensor) -> None:
     k0, m0 = _given(k0), _given(m0)
-    _call("moments", v, r, k0, k0.ndim, m0, 16 * (m0.ndim - 1), rj, m, S)
+    _call("moments", v, r, k0, k0.ndim, m0, 16 * (m0.ndim - 1), rj, m, spread)
 
 
 def scores(v: Votes, m: Tensor, lam: Tensor, K: Tensor, r: Tensor) -> None:
@@ -100,14 +90,17 @@ def grad_votes(v: Votes, m: Tensor, coef: Tensor, r: Tensor, dz: Tensor, iters: 
 VBPrior = tuple[Tensor, Tensor, Tensor, Tensor]  # alpha0, kappa0, nu0, inv_psi0
 
 
-def vb_parent(rj: Tensor, S: Tensor, prior: VBPrior, lam: Tensor, K: Tensor, wishart: bool) -> None:
+def vb_parent(
+    rj: Tensor, spread: Tensor, prior: VBPrior, S: Tensor, lam: Tensor, K: Tensor, wishart: bool
+) -> None:  # fmt: skip
+    """`spread` is one part: S itself."""
     threads = torch.get_num_threads()
     _call("vb_parent", rj, S, prior, None, None, lam, K, *[None] * 7, *rj.shape, wishart, False, threads)
 
 
 def vb_logit(
-    rj: Tensor, S: Tensor, prior: VBPrior, beta_a: Tensor, beta_u: Tensor, logit: Tensor, alpha: Tensor, kappa: Tensor,
-    psi: Tensor, nu: Tensor, E_ln_pi: Tensor, E_lndet: Tensor, wishart: bool, paper: bool,
+    rj: Tensor, spread: Tensor, prior: VBPrior, beta_a: Tensor, beta_u: Tensor, S: Tensor, logit: Tensor, alpha: Tensor,
+    kappa: Tensor, psi: Tensor, nu: Tensor, E_ln_pi: Tensor, E_lndet: Tensor, wishart: bool, paper: bool,
 ) -> None:  # fmt: skip
     _call(
         "vb_parent", rj, S, prior, _given(beta_a), _given(beta_u), None, None, logit, alpha, kappa, psi, nu, E_ln_pi,
@@ -131,8 +124,8 @@ def vb_grad_parent(
 
 
 def em_parent(
-    rj: Tensor, S: Tensor, beta_a: Tensor, beta_u: Tensor, lam: Tensor, K: Tensor, inverse_temperature: float,
-    min_var: float,
+    rj: Tensor, spread: Tensor, beta_a: Tensor, beta_u: Tensor, S: Tensor, lam: Tensor, K: Tensor,
+    inverse_temperature: float, min_var: float,
 ) -> None:  # fmt: skip
     _call(
         "em_parent", rj, S, _given(beta_a), _given(beta_u), lam, K, None, None, float(inverse_temperature),
@@ -141,8 +134,8 @@ def em_parent(
 
 
 def em_logit(
-    rj: Tensor, S: Tensor, beta_a: Tensor, beta_u: Tensor, logit: Tensor, var: Tensor, inverse_temperature: float,
-    min_var: float,
+    rj: Tensor, spread: Tensor, beta_a: Tensor, beta_u: Tensor, S: Tensor, logit: Tensor, var: Tensor,
+    inverse_temperature: float, min_var: float,
 ) -> None:  # fmt: skip
     _call(
         "em_parent", rj, S, _given(beta_a), _given(beta_u), None, None, logit, var, float(inverse_temperature),

@@ -1,6 +1,7 @@
 """Launches of the Triton kernels: the passes over votes, and what VB and EM do at a parent (vb_triton, em_triton)."""
 
 import functools
+import math
 
 import torch
 import triton
@@ -20,55 +21,53 @@ from vbcaps.routing.passes_triton import (
 )
 from vbcaps.routing.vb_triton import grad_parent_kernel, parent_kernel
 
-LANES = 128  # of the kernels that have one lane per parent and image
-GROUP = 4  # children that share a load of their parents' terms
-WARPS = 16 if triton_interprets() else 2048  # to aim at: so many keep a large GPU busy, so few a test short
+LANES = 32  # of the kernels that have one lane per parent and image
+ROOM = 4  # programs of four warps that a multiprocessor holds at once, with up to 128 registers
 
 
-def row(N: int) -> int:
-    """From row to row of N images in r: 32 bytes more than a multiple of the 128 that all banks hold."""
-    return triton.cdiv(N, 32) * 32 + 8
+def fours(I: int, types: int) -> int:
+    """Of slots in a field: those of four types at one position go together."""
+    return I // types * triton.cdiv(types, 4)
 
 
-def new_slots(like: Tensor, *shape: int) -> Tensor:
-    """Room for numbers of slots, types and images, ``... n``."""
-    return like.new_empty(*shape[:-1], row(shape[-1]))[..., : shape[-1]]
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    """Of the GPU; for Triton's interpreter so few that tests stay short, so many that fields are dealt out in parts."""
+    return 4 if triton_interprets() else torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def as_slots(x: Tensor) -> Tensor:
-    """x, or a copy, with rows as `new_slots` lays them out."""
-    slots = new_slots(x, *x.shape)
-    return x if x.stride() == slots.stride() else slots.copy_(x)
+def best_chunk(programs: int, U: int, most: int, cost: int, device: torch.device) -> int:
+    """How many of a field's U fours a program should take, where all fields as a whole would be so many programs.
+
+    In up to `most` parts. A program costs `cost` fours beside; programs run in waves of as many as the GPU holds.
+    """
+    room = ROOM * multiprocessors(device)
+    chunks = {triton.cdiv(U, parts) for parts in range(1, min(most, U) + 1)}
+    return min(sorted(chunks), key=lambda c: triton.cdiv(programs * triton.cdiv(U, c), room) * (c + cost))
 
 
-def parts(N: int, L: int, I: int, J: int) -> int:
+def parts(a: Tensor, L: int, I: int, J: int, types: int) -> int:
     """Into how many parts the slots of a field are dealt, for sums over them."""
-    warps = L * triton.cdiv(N, 8) * triton.cdiv(J, 4)
-    parts = 1
-    while parts < 8 and parts * warps < WARPS and 8 * parts < I:
-        parts *= 2
-    return triton.cdiv(I, triton.cdiv(I, parts))  # none is empty
+    U, (programs, _) = fours(I, types), _programs(a.shape[1], L, J)
+    return triton.cdiv(U, best_chunk(programs, U, 8, 4, a.device))
 
 
-def moments(v: Votes, r: Tensor | None, k0: Tensor, m0: Tensor, rj: Tensor, m: Tensor, S: Tensor) -> None:
-    grid, sizes, options = _fields(v, len(S))
-    sum_R, sum_RV = rj.new_empty(len(S), *rj.shape), torch.empty_like(S)
-    means_kernel[grid](
-        v.a, v.pose, v.W, v.place, v.child, r, sum_R, sum_RV, *sizes, FIRST=r is None, AHEAD=2, **options
-    )
+def moments(v: Votes, r: Tensor | None, k0: Tensor, m0: Tensor, rj: Tensor, m: Tensor, spread: Tensor) -> None:
+    """`spread`: parts of S_j, to be added."""
+    grid, sizes, options = _fields(v, len(spread))
+    sum_R, sum_RV = rj.new_empty(len(spread), *rj.shape), torch.empty_like(spread)
+    means_kernel[grid](v.a, v.pose, v.W, v.place, v.child, r, sum_R, sum_RV, *sizes, FIRST=r is None, **options)
     spreads_kernel[grid](
-        v.a, v.pose, v.W, v.place, v.child, r, k0, m0, sum_R, sum_RV, rj, m, S, *sizes, len(S),
-        k0.ndim, 16 * (m0.ndim - 1), FIRST=r is None, AHEAD=2, maxnreg=96, **options,
+        v.a, v.pose, v.W, v.place, v.child, r, k0, m0, sum_R, sum_RV, rj, m, spread, *sizes,
+        len(spread), k0.ndim, 16 * (m0.ndim - 1), FIRST=r is None, **options,
     )  # fmt: skip
 
 
 def scores(v: Votes, m: Tensor, lam: Tensor, K: Tensor, r: Tensor) -> None:
-    C, N, _, _, J = v.sizes
     grid, sizes, options = _fields(v)
-    scores_kernel[grid](v.pose, v.W, v.place, v.child, m, lam, K, r, *sizes, AHEAD=2, **options)
-    softmax_kernel[(C, triton.cdiv(N, 8))](
-        r, v.parents, v.seen, N, row(N), J, v.parents.shape[1], EVEN=J % 4 == 0, num_warps=1
-    )
+    scores_kernel[grid](v.pose, v.W, v.place, v.child, m, lam, K, r, *sizes, **options)
+    children, sizes, options = _children(v)
+    softmax_kernel[children](r, v.parents, v.seen, *sizes, **options)
 
 
 def grad_responsibilities(
@@ -83,22 +82,15 @@ def grad_responsibilities(
     da: Tensor,
     add: bool,
 ) -> None:
-    C, N, _, _, J = v.sizes
     grid, sizes, options = _fields(v)
-    grad_R_kernel[grid](
-        v.pose, v.W, v.place, v.child, m, gb, gS, gr, dR, *sizes, AHEAD=2, maxnreg=96, **options
-    )  # fmt: skip
-    grad_a_kernel[(C, triton.cdiv(N, 8))](
-        dR, r, v.parents, v.seen, s, da, N, row(N), J, v.parents.shape[1],
-        FIRST=r is None, ADD=add, EVEN=J % 4 == 0, num_warps=1,
-    )  # fmt: skip
+    grad_R_kernel[grid](v.pose, v.W, v.place, v.child, m, gb, gS, gr, dR, *sizes, maxnreg=128, **options)
+    children, sizes, options = _children(v)
+    grad_a_kernel[children](dR, r, v.parents, v.seen, s, da, *sizes, FIRST=r is None, ADD=add, **options)
 
 
 def grad_scores(v: Votes, m: Tensor, r: Tensor, s: Tensor, dR: Tensor, U0: Tensor, U1: Tensor, U2: Tensor) -> None:
     grid, sizes, options = _fields(v, len(U0))
-    grad_z_kernel[grid](
-        v.a, v.pose, v.W, v.place, v.child, m, r, s, dR, U0, U1, U2, *sizes, AHEAD=3, **options
-    )  # fmt: skip
+    grad_z_kernel[grid](v.a, v.pose, v.W, v.place, v.child, m, r, s, dR, U0, U1, U2, *sizes, maxnreg=128, **options)
 
 
 def new_terms(v: Votes, iters: int) -> Tensor:
@@ -114,42 +106,53 @@ def terms(coef: Tensor, t: int, iters: int) -> tuple[Tensor, Tensor | None]:
 
 def grad_votes(v: Votes, m: Tensor, coef: Tensor, r: Tensor, dz: Tensor, iters: int) -> tuple[Tensor, Tensor]:
     C, N, L, I, J = v.sizes
-    G, slots = len(v.W), L * I * J * row(N)
+    G, slots = len(v.W), dz[0].numel()
     dpose = torch.empty_like(v.pose)
-    options = dict(GROUP=GROUP, T=iters, num_warps=1, **_weights(v))
-    grad_pose_kernel[(C // v.types * triton.cdiv(v.types, GROUP), triton.cdiv(N, 8), 2)](
+    warps = math.gcd(4, fours(v.types, v.types))
+    options = dict(T=iters, WARPS=warps, num_warps=warps, **_weights(v))
+    grad_pose_kernel[(fours(C, v.types) // warps, triton.cdiv(N, 8), 2)](
         v.a, v.pose, v.W, v.place, v.parents, v.seen, coef, r, dz, dpose,
-        N, row(N), I, J, v.parents.shape[1], v.types, slots, **options,
+        N, I, v.parents.shape[1], slots, **options,
     )  # fmt: skip
-    grid = triton.cdiv(G, GROUP), 2 * triton.cdiv(J, 8)
+    grid = fours(G, v.types) // warps, 2 * triton.cdiv(J, 8)
     work = L * (I // G) * triton.cdiv(N, 4)
-    rounds = triton.cdiv(work, triton.cdiv(4 * WARPS, grid[0] * grid[1]))
+    rounds = triton.cdiv(work, triton.cdiv(62 * multiprocessors(v.a.device), grid[0] * grid[1] * warps))
     pieces = triton.cdiv(work, rounds)
     dW = v.W.new_empty(pieces, *v.W.shape)
     grad_weight_kernel[(*grid, pieces)](
         v.a, v.pose, v.W, v.place, v.child, coef, r, dz, dW,
-        N, row(N), L, I, J, G, rounds, slots, **options,
+        N, L, I, G, rounds, slots, maxnreg=168, **options,
     )  # fmt: skip
     return dpose, dW.sum(0) if pieces > 1 else dW[0]
 
 
-def _fields(v: Votes, parts: int | None = None) -> tuple[tuple[int, int, int], tuple[int, ...], dict[str, int | bool]]:
-    """A program for a part of a field's slots, 8 images and up to 16 types; at least 16 slots where all may choose."""
-    _, N, L, I, J = v.sizes
+def _programs(N: int, L: int, J: int) -> tuple[int, int]:
+    """How many programs, each for a field, 8 images and up to 16 types; and of how many warps."""
     groups = triton.cdiv(J, 4)
     warps = min(4, triton.next_power_of_2(groups))
-    programs = L * triton.cdiv(N, 8) * triton.cdiv(groups, warps)
-    if parts is None:
-        parts = max(1, min(I // 16, triton.cdiv(2 * WARPS, programs * warps)))
-    chunk = triton.cdiv(I, parts)
-    grid = triton.cdiv(I, chunk), L, programs // L
-    return grid, (N, row(N), I, J, chunk), dict(WARPS=warps, num_warps=warps, **_weights(v))
+    return L * triton.cdiv(N, 8) * triton.cdiv(groups, warps), warps
+
+
+def _fields(v: Votes, parts: int | None = None) -> tuple[tuple[int, int, int], tuple[int, ...], dict[str, int | bool]]:
+    """A program for a part of a field's fours; without sums over them, in as many parts as are best."""
+    _, N, L, I, J = v.sizes
+    U, (programs, warps) = fours(I, v.types), _programs(N, L, J)
+    chunk = triton.cdiv(U, parts) if parts else best_chunk(programs, U, U, 2, v.a.device)
+    grid = triton.cdiv(U, chunk), L, programs // L
+    return grid, (N, I, U, chunk), dict(WARPS=warps, num_warps=warps, **_weights(v))
+
+
+def _children(v: Votes) -> tuple[tuple[int, int], tuple[int, ...], dict[str, int]]:
+    """A program of one warp for four children of a position and 8 images."""
+    C, N, _, _, J = v.sizes
+    return (fours(C, v.types), triton.cdiv(N, 8)), (N, v.parents.shape[1]), dict(J=J, TYPES=v.types, num_warps=1)
 
 
 def _weights(v: Votes) -> dict[str, int | bool]:
     """SHARED: how many rows of weights all positions share, 0 where each slot has its own."""
-    G = len(v.W)
-    return dict(SHARED=0 if v.child.shape[1] == G else G, PLACE=v.place is not None, MMA=_has_tensor_cores(v.a.device))
+    G, J = v.W.shape[:2]
+    shared = 0 if v.child.shape[1] == G else G
+    return dict(J=J, TYPES=v.types, SHARED=shared, PLACE=v.place is not None, MMA=_has_tensor_cores(v.a.device))
 
 
 @functools.cache
@@ -163,23 +166,25 @@ def _has_tensor_cores(device: torch.device) -> bool:
 VBPrior = tuple[Tensor, Tensor, Tensor, Tensor]  # alpha0, kappa0, nu0, inv_psi0
 
 
-def vb_parent(rj: Tensor, S: Tensor, prior: VBPrior, lam: Tensor, K: Tensor, wishart: bool) -> None:
+def vb_parent(
+    rj: Tensor, spread: Tensor, prior: VBPrior, S: Tensor, lam: Tensor, K: Tensor, wishart: bool
+) -> None:  # fmt: skip
     L, J, N = rj.shape
     parent_kernel[(triton.cdiv(L * J * N, LANES),)](
-        rj, S, *prior, None, None, lam, K, *[None] * 7, L * J * N, len(S), N, J, *_strides(*prior),
-        LAST=False, WISHART=wishart, PAPER=False, TYPES=triton.next_power_of_2(J), LANES=LANES,
+        rj, spread, *prior, None, None, S, lam, K, *[None] * 7, L * J * N, len(spread), N, J, *_strides(*prior),
+        LAST=False, WISHART=wishart, PAPER=False, **_lanes(J),
     )  # fmt: skip
 
 
 def vb_logit(
-    rj: Tensor, S: Tensor, prior: VBPrior, beta_a: Tensor, beta_u: Tensor, logit: Tensor, alpha: Tensor, kappa: Tensor,
-    psi: Tensor, nu: Tensor, E_ln_pi: Tensor, E_lndet: Tensor, wishart: bool, paper: bool,
+    rj: Tensor, spread: Tensor, prior: VBPrior, beta_a: Tensor, beta_u: Tensor, S: Tensor, logit: Tensor, alpha: Tensor,
+    kappa: Tensor, psi: Tensor, nu: Tensor, E_ln_pi: Tensor, E_lndet: Tensor, wishart: bool, paper: bool,
 ) -> None:  # fmt: skip
     L, J, N = rj.shape
     parent_kernel[(triton.cdiv(L * J * N, LANES),)](
-        rj, S, *prior, beta_a, beta_u, None, None, logit, alpha, kappa, psi, nu, E_ln_pi, E_lndet,
-        L * J * N, len(S), N, J, *_strides(*prior),
-        LAST=True, WISHART=wishart, PAPER=paper, TYPES=triton.next_power_of_2(J), LANES=LANES,
+        rj, spread, *prior, beta_a, beta_u, S, None, None, logit, alpha, kappa, psi, nu, E_ln_pi, E_lndet,
+        L * J * N, len(spread), N, J, *_strides(*prior),
+        LAST=True, WISHART=wishart, PAPER=paper, **_lanes(J),
     )  # fmt: skip
 
 
@@ -194,10 +199,14 @@ def vb_grad_parent(
     has = {f"HAS_{k}": g is not None for k, g in zip(("M", "ALPHA", "KAPPA", "PSI", "NU"), given[1:6], strict=True)}
     grad_parent_kernel[(triton.cdiv(L * J * N, LANES),)](
         rj, S, m, last_m, *prior, beta_u, *given, *U, gb, gS, gr, coef, score_coef, coef[:, :, :, :, -1:],
-        *((None, None, None) if gamma is None else gamma), L * J * N, len(S), N, J, coef.stride(3), *_strides(*prior),
-        LAST=last is not None, WISHART=wishart, PAPER=paper, PRIOR=gamma is not None, TYPES=triton.next_power_of_2(J),
-        LANES=LANES, **has,
+        *((None, None, None) if gamma is None else gamma),
+        L * J * N, len(U[0]), N, J, coef.stride(3), *_strides(*prior),
+        LAST=last is not None, WISHART=wishart, PAPER=paper, PRIOR=gamma is not None, **_lanes(J), **has,
     )  # fmt: skip
+
+
+def _lanes(J: int) -> dict[str, int]:
+    return dict(TYPES=triton.next_power_of_2(J), LANES=LANES, num_warps=1)
 
 
 def _strides(alpha0: Tensor, kappa0: Tensor, nu0: Tensor, inv_psi0: Tensor) -> tuple[int, int, int, int]:
@@ -209,24 +218,24 @@ def _strides(alpha0: Tensor, kappa0: Tensor, nu0: Tensor, inv_psi0: Tensor) -> t
 
 
 def em_parent(
-    rj: Tensor, S: Tensor, beta_a: Tensor, beta_u: Tensor, lam: Tensor, K: Tensor, inverse_temperature: float,
-    min_var: float,
+    rj: Tensor, spread: Tensor, beta_a: Tensor, beta_u: Tensor, S: Tensor, lam: Tensor, K: Tensor,
+    inverse_temperature: float, min_var: float,
 ) -> None:  # fmt: skip
     L, J, N = rj.shape
     em_parent_kernel[(triton.cdiv(L * J * N, LANES),)](
-        rj, S, beta_a, beta_u, lam, K, None, None, L * J * N, len(S), N, J, inverse_temperature, min_var,
-        LAST=False, LANES=LANES,
+        rj, spread, beta_a, beta_u, S, lam, K, None, None, L * J * N, len(spread), N, J, inverse_temperature, min_var,
+        LAST=False, LANES=LANES, num_warps=1,
     )  # fmt: skip
 
 
 def em_logit(
-    rj: Tensor, S: Tensor, beta_a: Tensor, beta_u: Tensor, logit: Tensor, var: Tensor, inverse_temperature: float,
-    min_var: float,
+    rj: Tensor, spread: Tensor, beta_a: Tensor, beta_u: Tensor, S: Tensor, logit: Tensor, var: Tensor,
+    inverse_temperature: float, min_var: float,
 ) -> None:  # fmt: skip
     L, J, N = rj.shape
     em_parent_kernel[(triton.cdiv(L * J * N, LANES),)](
-        rj, S, beta_a, beta_u, None, None, logit, var, L * J * N, len(S), N, J, inverse_temperature, min_var,
-        LAST=True, LANES=LANES,
+        rj, spread, beta_a, beta_u, S, None, None, logit, var,
+        L * J * N, len(spread), N, J, inverse_temperature, min_var, LAST=True, LANES=LANES, num_warps=1,
     )  # fmt: skip
 
 
@@ -240,6 +249,7 @@ def em_grad_parent(
     given = last or (None,) * 3
     em_grad_parent_kernel[(triton.cdiv(L * J * N, LANES),)](
         rj, S, m, last_m, beta_a, beta_u, *given, *U, gb, gS, gr, coef, score_coef, coef[:, :, :, :, -1:], glogit,
-        L * J * N, len(S), N, J, coef.stride(3), inverse_temperature, min_var,
-        LAST=last is not None, HAS_M=given[1] is not None, HAS_VAR=given[2] is not None, LANES=LANES,
+        L * J * N, len(U[0]), N, J, coef.stride(3), inverse_temperature, min_var,
+        LAST=last is not None, HAS_M=given[1] is not None, HAS_VAR=given[2] is not None,
+        LANES=LANES, num_warps=1,
     )  # fmt: skip

@@ -76,9 +76,35 @@ def four(ptr):
 
 
 @triton.jit
-def load_pose(ptr, stride):
-    """Sixteen entries as a tuple: four rows, `stride` apart. Even a lane that is off must point to something."""
+def load_rows(ptr, stride):
+    """Sixteen entries as a tuple: four rows, `stride` apart."""
     return four(ptr) + four(ptr + stride) + four(ptr + 2 * stride) + four(ptr + 3 * stride)
+
+
+@triton.jit
+def load_pose(ptr):
+    """A pose as a tuple, row by row; in memory it is column by column. Even a lane that is off must point to one."""
+    X = load_rows(ptr, 4)
+    return [X[d] for d in (0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)]
+
+
+@triton.jit
+def store_four(ptr, X, mask):
+    x = tl.reshape(tl.join(tl.join(X[0], X[2]), tl.join(X[1], X[3])), (X[0].shape[0], 4))
+    tl.store(ptr[:, None] + tl.arange(0, 4)[None, :], x, mask=mask[:, None])
+
+
+@triton.jit
+def store_rows(ptr, stride, X, mask):
+    for p in tl.static_range(4):
+        store_four(ptr + p * stride, (X[4 * p], X[4 * p + 1], X[4 * p + 2], X[4 * p + 3]), mask)
+
+
+@triton.jit
+def store_pose(ptr, X, mask):
+    """What `load_pose` reads."""
+    for r in tl.static_range(4):
+        store_four(ptr + 4 * r, (X[r], X[4 + r], X[8 + r], X[12 + r]), mask)
 
 
 @triton.jit
@@ -150,15 +176,16 @@ def part(x, lane):
 @triton.jit
 def finish(acc, lane, MMA: tl.constexpr):
     """What `contract` summed, over the lanes it left: (0, q), (0, q+1), (1, q), (1, q+1), q = lane % 2 * 2."""
+    IMAGES: tl.constexpr = acc[0].shape[0] // 4
     if MMA:
         out = ()
         for k in tl.static_range(4):
-            s = tl.sum(tl.reshape(acc[k], (8, 2, 2)), 1, keep_dims=True)
-            out += (tl.reshape(tl.broadcast_to(s, (8, 2, 2)), (32,)),)
+            s = tl.sum(tl.reshape(acc[k], (IMAGES, 2, 2)), 1, keep_dims=True)
+            out += (tl.reshape(tl.broadcast_to(s, (IMAGES, 2, 2)), (4 * IMAGES,)),)
         return out
     else:
-        s = tl.sum(tl.reshape(acc[0], (8, 4, 8)), 1, keep_dims=True)
-        s = eight(tl.reshape(tl.broadcast_to(s, (8, 4, 8)), (32, 8)))
+        s = tl.sum(tl.reshape(acc[0], (IMAGES, 4, 8)), 1, keep_dims=True)
+        s = eight(tl.reshape(tl.broadcast_to(s, (IMAGES, 4, 8)), (4 * IMAGES, 8)))
         left = lane % 2 == 0
         return (
             tl.where(left, s[0], s[2]),

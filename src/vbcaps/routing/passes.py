@@ -18,10 +18,10 @@ Result = TypeVar("Result")
 
 
 class Votes(NamedTuple):
-    """What makes the votes; axes as in passes_triton.py."""
+    """What makes the votes. How poses and responsibilities lie in memory is up to the device: see below."""
 
     a: Tensor  # c n
-    pose: Tensor  # c p n r
+    pose: Tensor  # c n r p, or on a CPU c p n r
     W: Tensor  # g j p r
     place: Tensor | None  # i 2
     child: Tensor  # l i
@@ -37,13 +37,17 @@ class Votes(NamedTuple):
 
 def passes_for(a: Tensor) -> ModuleType:
     """The passes for this tensor's device; on a CPU those of Triton too, where its interpreter is asked for."""
-    if a.is_cuda or triton_interprets():
+    if for_triton(a):
         from vbcaps.routing import launch_triton
 
         return launch_triton
     from vbcaps.routing import launch_cpu
 
     return launch_cpu
+
+
+def for_triton(x: Tensor) -> bool:
+    return x.is_cuda or triton_interprets()
 
 
 @torch.compiler.assume_constant_result
@@ -77,12 +81,11 @@ def most_images(W: Tensor, fields: Fields, iters: int) -> int:
     (L, I), C, J = fields.child.shape, len(fields.seen), W.shape[1]
     if max(W.numel(), fields.parents.numel()) >= 2**31 or L >= 2**16:
         return 0
-    responsibilities = max(iters - 1, 1) * L * I * J  # r, and dz: those of all iterations are one buffer
+    slots = I // fields.types * -(-fields.types // 4) * 4
+    responsibilities = max(iters - 1, 1) * L * slots * -(-J // 4) * 4  # r, and dz: of all iterations one buffer
     terms = L * -(-J // 4) * 4 * 16 * (4 * iters - 1)  # what parents add to dV, launch_triton.new_terms
-    most = min(
-        (2**31 - 1) // responsibilities - 39, (2**31 - 1) // max(terms, C * 16), 8 * ((2**16 - 1) // -(-J // 16))
-    )
-    return max(0, most // 8 * 8)  # the terms have room for whole eights, rows of r for up to 39 images more
+    most = min((2**31 - 1) // max(responsibilities, terms, C * 16), 8 * ((2**16 - 1) // -(-J // 16)))
+    return max(0, most // 8 * 8)  # the terms have room for whole eights
 
 
 def check_fusable(a: Tensor, pose: Tensor, W: Tensor, prior: Prior | None = None) -> None:
@@ -94,7 +97,7 @@ def check_fusable(a: Tensor, pose: Tensor, W: Tensor, prior: Prior | None = None
         )
     if prior is not None and prior.precision == "full":
         raise ValueError("the fused kernels are for diagonal precisions; use backend='reference' for precision='full'")
-    if a.is_cuda or triton_interprets():
+    if for_triton(a):
         return
     if a.device.type != "cpu":
         raise ValueError(f"the fused kernels need a CUDA device or a CPU, got {a.device}; use backend='reference'")
@@ -102,9 +105,47 @@ def check_fusable(a: Tensor, pose: Tensor, W: Tensor, prior: Prior | None = None
         raise ValueError(f"the fused kernels could not be built for this CPU: {why}; use backend='reference'")
 
 
+# --- how memory lies ----------------------------------------------------------------------------------------------
+# A GPU reads the four entries of a column together (mma_triton.py), a CPU those of a row for several images.
+
+
+def lay_poses(pose: Tensor) -> Tensor:  # n c p r
+    """The same as the kernels read it."""
+    return pose.permute((1, 0, 3, 2) if for_triton(pose) else (1, 2, 0, 3)).contiguous()
+
+
+def new_poses(like: Tensor, *shape: int) -> Tensor:
+    """Room for poses ``... n``, laid out so."""
+    *others, N = shape
+    return like.new_empty(*others, N, 4, 4) if for_triton(like) else like.new_empty(*others, 4, N, 4)
+
+
+def as_poses(x: Tensor) -> Tensor:
+    """What was laid out so as ``... n p r``."""
+    return x.mT if for_triton(x) else x.transpose(-2, -3)
+
+
+def new_slots(like: Tensor, T: int, fields: tuple[int, int], J: int, N: int, types: int) -> Tensor:
+    """Room for T times a number for each slot, type and image, ``t l u g n k 4`` or on a CPU ``t l i j n``."""
+    L, I = fields
+    if not for_triton(like):
+        return like.new_empty(T, L, I, J, N)
+    return like.new_empty(T, L, I // types * -(-types // 4), -(-J // 4), N, 4, 4)
+
+
+def as_slots(x: Tensor, I: int, J: int, types: int) -> Tensor:
+    """One of these as ``n l i j``."""
+    if not for_triton(x):
+        return x.permute(3, 0, 1, 2)
+    L, _, _, N, _, _ = x.shape
+    x = x.permute(3, 0, 1, 5, 2, 4).reshape(N, L, I // types, -(-types // 4) * 4, -(-J // 4) * 4)
+    return x[:, :, :, :types, :J].reshape(N, L, I, J)
+
+
 def images_first(x: Tensor) -> Tensor:  # l j n
     return x.permute(2, 0, 1)
 
 
-def poses_first(x: Tensor) -> Tensor:  # l j p n r
-    return x.permute(3, 0, 1, 2, 4).flatten(3)
+def poses_first(x: Tensor) -> Tensor:  # as `new_poses` of l j n
+    """``n l j p r``"""
+    return as_poses(x).permute(2, 0, 1, 3, 4)

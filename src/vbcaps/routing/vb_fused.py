@@ -2,9 +2,10 @@
 
 `vb_routing_fused` takes children, poses and weights instead of votes, and gives what `vb_routing` gives for the votes
 they make. It strings together the passes over votes and what happens at each parent between them; these exist for
-each kind of device (`passes_for`), with one meaning and one layout of memory (passes_triton.py).
+each kind of device (`passes_for`), with one meaning.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -12,7 +13,19 @@ from torch import Tensor
 
 from vbcaps.prior import Prior
 from vbcaps.routing.fields import Fields
-from vbcaps.routing.passes import Votes, check_fusable, images_first, on_its_device, passes_for, poses_first
+from vbcaps.routing.passes import (
+    Votes,
+    as_poses,
+    as_slots,
+    check_fusable,
+    images_first,
+    lay_poses,
+    new_poses,
+    new_slots,
+    on_its_device,
+    passes_for,
+    poses_first,
+)
 from vbcaps.routing.vb import Posterior
 
 D = 16
@@ -32,17 +45,20 @@ def vb_route(
     logit, m, alpha, kappa, psi, nu, r, rj, early_m, S, E_ln_pi, E_lndet = out
     lam, K = torch.empty_like(m), torch.empty_like(logit)
     prior = (alpha0, kappa0, nu0, inv_psi0)
-    run = passes_for(a)
+    run, (_, N, L, I, J) = passes_for(a), v.sizes
+    parts = run.parts(a, L, I, J, types)
     for t in range(iters):
         last = t == iters - 1
         m_t = m if last else early_m[t]
-        run.moments(v, r[t - 1] if t else None, kappa0, m0, rj[t], m_t, S[t])
+        spread = S[t : t + 1] if parts == 1 else new_poses(a, parts, L, J, N)
+        run.moments(v, r[t - 1] if t else None, kappa0, m0, rj[t], m_t, spread)
         if last:
             run.vb_logit(
-                rj[t], S[t], prior, beta_a, beta_u, logit, alpha, kappa, psi, nu, E_ln_pi, E_lndet, wishart, paper
-            )
+                rj[t], spread, prior, beta_a, beta_u, S[t], logit, alpha, kappa, psi, nu, E_ln_pi, E_lndet,
+                wishart, paper,
+            )  # fmt: skip
         else:
-            run.vb_parent(rj[t], S[t], prior, lam, K, wishart)
+            run.vb_parent(rj[t], spread, prior, S[t], lam, K, wishart)
             run.scores(v, m_t, lam, K, r[t])
     return out
 
@@ -54,12 +70,11 @@ def vb_route_shapes(
     types: int, iters: int, wishart: bool, paper: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     (L, I), N, J = child.shape, a.shape[1], W.shape[1]
-    scalar, vector = (L, J, N), (L, J, 4, N, 4)
-    new, run = a.new_empty, passes_for(a)
-    r, parts = run.new_slots(a, iters - 1, L, I, J, N), run.parts(N, L, I, J)
+    scalar, new, vector = (L, J, N), a.new_empty, functools.partial(new_poses, a)
+    r = new_slots(a, iters - 1, (L, I), J, N, types)
     return (
-        new(scalar), new(vector), new(scalar), new(scalar), new(vector), new(scalar), r,
-        new(iters, *scalar), new(iters - 1, *vector), new(iters, parts, *vector), new(scalar), new(scalar),
+        new(scalar), vector(*scalar), new(scalar), new(scalar), vector(*scalar), new(scalar), r,
+        new(iters, *scalar), vector(iters - 1, *scalar), vector(iters, *scalar), new(scalar), new(scalar),
     )  # fmt: skip
 
 
@@ -77,12 +92,12 @@ def vb_route_backward(
     C, N, L, I, J = v.sizes
     T = iters
     run = passes_for(a)
-    new, scalar, vector = a.new_empty, (L, J, N), (L, J, 4, N, 4)
+    scalar, new, vector = (L, J, N), a.new_empty, functools.partial(new_poses, a)
     da, s = new(C, N), new(C, N)
-    r, dR = run.as_slots(r), run.new_slots(a, T, L, I, J, N)  # dR[t - 1] becomes dz[t - 1]; dR[T - 1] is that of t = 0
-    gb, gS, gr = new(T, *vector), new(T, *vector), new(scalar)
-    parts = run.parts(N, L, I, J)
-    U0, U1, U2 = new(parts, *scalar), new(parts, *vector), new(parts, *vector)
+    dR = new_slots(a, T, (L, I), J, N, types)  # dR[t - 1] becomes dz[t - 1]; dR[T - 1] is that of t = 0
+    gb, gS, gr = vector(T, *scalar), vector(T, *scalar), new(scalar)
+    parts = run.parts(a, L, I, J, types)
+    U0, U1, U2 = new(parts, *scalar), vector(parts, *scalar), vector(parts, *scalar)
     gamma = new(3, T if prior else 0, *scalar)  # of alpha, kappa, nu
     coef = run.new_terms(v, T)
 
@@ -106,12 +121,13 @@ def vb_route_backward(
     if not prior:
         return da, dpose, dW, new(0), new(0), new(0), new(0), new(0)
     # m = (sum R V + kappa0 m0) / kappa and S = sum R (V - m)^2 + kappa0 (m0 - m)^2, of which m is the minimum.
-    gap = m0.view(-1, 4, 1, 4) - torch.cat([early_m, m[None]])  # t l j p n r
+    gb, gS = as_poses(gb), as_poses(gS)
+    gap = m0.view(-1, 1, 4, 4) - as_poses(torch.cat([early_m, m[None]]))  # t l j n p r
     k0 = kappa0.view(-1, 1, 1, 1)
     dalpha0, dkappa0, dnu0 = (g.sum((0, 1, 3)) for g in gamma)
     dkappa0 = dkappa0 + (gap * (gb + gap * gS)).sum((0, 1, 3, 4, 5))
-    dm0 = (k0 * (gb + 2 * gap * gS)).sum((0, 1, 4)).view(J, D)
-    dinv_psi0 = gS.sum((0, 1, 4)).view(J, D)
+    dm0 = (k0 * (gb + 2 * gap * gS)).sum((0, 1, 3)).view(J, D)
+    dinv_psi0 = gS.sum((0, 1, 3)).view(J, D)
     given = (alpha0, m0, kappa0, inv_psi0, nu0)
     dprior = (dalpha0, dm0, dkappa0, dinv_psi0, dnu0)
     return da, dpose, dW, *(g.sum_to_size(p.shape) for g, p in zip(dprior, given, strict=True))
@@ -174,7 +190,7 @@ def vb_routing_fused(
     p = prior()
     logit, m, alpha, kappa, psi, nu, r, *_ = vb_route(
         a.T.contiguous(),
-        pose.permute(1, 2, 0, 3).contiguous(),
+        lay_poses(pose),
         W.contiguous(),
         None if place is None else place.contiguous(),
         fields.child,
@@ -192,20 +208,19 @@ def vb_routing_fused(
         prior.precision == "wishart",
         activation == "paper",
     )
-    means = m.permute(3, 0, 1, 2, 4)
+    means = poses_first(m)
     if not posterior:
         return images_first(logit), means, None
-    if iters == 1:
-        r = torch.full_like(a[None, None, None, :1, 0], 1 / J).expand(1, *fields.child.shape, J, len(a))
+    r = as_slots(r[-1], fields.child.shape[1], J, fields.types) if iters > 1 else a.new_full((), 1 / J)
     return (
         images_first(logit),
         means,
         Posterior(
             images_first(alpha),
-            poses_first(m),
+            means.flatten(3),
             images_first(kappa),
-            poses_first(psi),
+            poses_first(psi).flatten(3),
             images_first(nu),
-            r[-1].detach().permute(3, 0, 1, 2),
+            r.detach().expand(len(a), *fields.child.shape, J),
         ),
     )

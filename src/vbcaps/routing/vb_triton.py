@@ -3,19 +3,8 @@
 import triton
 import triton.language as tl
 
-from vbcaps.routing.mma_triton import load_pose
-from vbcaps.routing.passes_triton import (
-    add,
-    axpy,
-    mul,
-    repeat,
-    scale,
-    store_pose,
-    sub,
-    sum_parts,
-    sum_pose_parts,
-    sum_types,
-)
+from vbcaps.routing.mma_triton import load_pose, load_rows, store_pose, store_rows
+from vbcaps.routing.passes_triton import add, axpy, mul, repeat, scale, sub, sum_parts, sum_pose_parts, sum_types
 
 
 @triton.jit
@@ -69,7 +58,7 @@ def trigamma_of_nu(nu, WISHART: tl.constexpr):
 
 @triton.jit
 def posterior(
-    rj_ptr, S_ptr, alpha0_ptr, kappa0_ptr, nu0_ptr, inv_psi0_ptr, at, total, PARTS, N, J,
+    rj_ptr, S, alpha0_ptr, kappa0_ptr, nu0_ptr, inv_psi0_ptr, at, N, J,
     alpha0_stride, kappa0_stride, nu0_stride, inv_psi0_stride, TYPES: tl.constexpr,
 ):  # fmt: skip
     """Of a parent and image: alpha, sum_j alpha, kappa, nu, psi; and where it stands."""
@@ -82,16 +71,15 @@ def posterior(
     alpha = r_j + tl.load(alpha0_ptr + j * alpha0_stride)
     kappa = r_j + tl.load(kappa0_ptr + j * kappa0_stride)
     nu = r_j + tl.load(nu0_ptr + j * nu0_stride)
-    S = sum_pose_parts(S_ptr, lj * 16 * N + 4 * n, 4 * N, 16 * total, PARTS)
-    inv_psi = add(load_pose(inv_psi0_ptr + j * inv_psi0_stride, 4), S)
+    inv_psi = add(load_rows(inv_psi0_ptr + j * inv_psi0_stride, 4), S)
     psi = [1.0 / inv_psi[d] for d in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)]
     return r_j, alpha, sum_alpha, kappa, nu, psi
 
 
 @triton.jit
 def parent_kernel(
-    rj_ptr, S_ptr, alpha0_ptr, kappa0_ptr, nu0_ptr, inv_psi0_ptr, beta_a_ptr, beta_u_ptr,
-    lam_ptr, K_ptr, logit_ptr, alpha_ptr, kappa_ptr, psi_ptr, nu_ptr, E_ln_pi_ptr, E_lndet_ptr,
+    rj_ptr, parts_ptr, alpha0_ptr, kappa0_ptr, nu0_ptr, inv_psi0_ptr, beta_a_ptr, beta_u_ptr,
+    S_ptr, lam_ptr, K_ptr, logit_ptr, alpha_ptr, kappa_ptr, psi_ptr, nu_ptr, E_ln_pi_ptr, E_lndet_ptr,
     total, PARTS, N, J, alpha0_stride, kappa0_stride, nu0_stride, inv_psi0_stride,
     LAST: tl.constexpr, WISHART: tl.constexpr, PAPER: tl.constexpr, TYPES: tl.constexpr,
     LANES: tl.constexpr,
@@ -100,8 +88,10 @@ def parent_kernel(
     at = tl.program_id(0) * LANES + tl.arange(0, LANES)
     on = at < total
     at = tl.minimum(at, total - 1)
+    S = sum_pose_parts(parts_ptr, 16 * at, 16 * total, PARTS)
+    store_pose(S_ptr + 16 * at, S, on)
     r_j, alpha, sum_alpha, kappa, nu, psi = posterior(
-        rj_ptr, S_ptr, alpha0_ptr, kappa0_ptr, nu0_ptr, inv_psi0_ptr, at, total, PARTS, N, J,
+        rj_ptr, S, alpha0_ptr, kappa0_ptr, nu0_ptr, inv_psi0_ptr, at, N, J,
         alpha0_stride, kappa0_stride, nu0_stride, inv_psi0_stride, TYPES,
     )  # fmt: skip
     E_ln_pi = digamma(alpha) - digamma(sum_alpha)
@@ -109,7 +99,6 @@ def parent_kernel(
     for d in tl.static_range(1, 16):
         E_lndet += tl.log(psi[d])
     E_lndet += digamma_of_nu(nu, WISHART) + 16 * 0.6931471805599453
-    vector = at // N * 16 * N + 4 * (at % N)
     if LAST:
         j = at // N % J
         beta_a = tl.load(beta_a_ptr + j)
@@ -125,10 +114,10 @@ def parent_kernel(
         tl.store(nu_ptr + at, nu, mask=on)
         tl.store(E_ln_pi_ptr + at, E_ln_pi, mask=on)
         tl.store(E_lndet_ptr + at, E_lndet, mask=on)
-        store_pose(psi_ptr + vector, 4 * N, psi, on)
+        store_pose(psi_ptr + 16 * at, psi, on)
     else:
         lam = scale(nu, psi)
-        store_pose(lam_ptr + vector, 4 * N, lam, on)
+        store_pose(lam_ptr + 16 * at, lam, on)
         tl.store(K_ptr + at, E_ln_pi + 0.5 * E_lndet - 8 / kappa, mask=on)
 
 
@@ -152,11 +141,11 @@ def grad_parent_kernel(
     at = tl.minimum(at, total - 1)
     n, lj = at % N, at // N
     field = lj // J * J
-    vector = lj * 16 * N + 4 * n
     block = (lj // J * tl.cdiv(J, 4) + lj % J // 4) * tl.cdiv(N, 8) + n // 8
     term = block * 4 * row + (n % 8 * 4 + lj % J % 4) * 4
+    S = load_pose(S_ptr + 16 * at)
     r_j, alpha, sum_alpha, kappa, nu, psi = posterior(
-        rj_ptr, S_ptr, alpha0_ptr, kappa0_ptr, nu0_ptr, inv_psi0_ptr, at, total, PARTS, N, J,
+        rj_ptr, S, alpha0_ptr, kappa0_ptr, nu0_ptr, inv_psi0_ptr, at, N, J,
         alpha0_stride, kappa0_stride, nu0_stride, inv_psi0_stride, TYPES,
     )  # fmt: skip
     zero = tl.zeros_like(r_j)
@@ -192,10 +181,10 @@ def grad_parent_kernel(
             dnu += tl.load(dnu_ptr + at)
         gS = scale(-dE_lndet, psi)
         if HAS_PSI:
-            dpsi = load_pose(dpsi_ptr + vector, 4 * N)
+            dpsi = load_pose(dpsi_ptr + 16 * at)
             gS = sub(gS, mul(mul(psi, psi), dpsi))
         if HAS_M:
-            dm = load_pose(dm_ptr + vector, 4 * N)
+            dm = load_pose(dm_ptr + 16 * at)
             gb = scale(1 / kappa, dm)
         else:
             gb = repeat(zero)
@@ -206,31 +195,31 @@ def grad_parent_kernel(
             sum_dE_ln_pi += sum_types(U0_ptr + q * total, field, n, N, J, TYPES)
         dE_lndet = 0.5 * dE_ln_pi
         dkappa += 8 / (kappa * kappa) * dE_ln_pi
-        U1 = sum_pose_parts(U1_ptr, vector, 4 * N, 16 * total, PARTS)
-        U2 = sum_pose_parts(U2_ptr, vector, 4 * N, 16 * total, PARTS)
+        U1 = sum_pose_parts(U1_ptr, 16 * at, 16 * total, PARTS)
+        U2 = sum_pose_parts(U2_ptr, 16 * at, 16 * total, PARTS)
         lam = scale(nu, psi)
         gb = scale(1 / kappa, mul(lam, U1))
         gS = mul(psi, [0.5 * lam[d] * U2[d] - dE_lndet for d in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)])
         for d in tl.static_range(16):
             dnu -= 0.5 * psi[d] * U2[d]
-        m = load_pose(m_ptr + vector, 4 * N)
-        last_m = load_pose(last_m_ptr + vector, 4 * N)
+        m = load_pose(m_ptr + 16 * at)
+        last_m = load_pose(last_m_ptr + 16 * at)
         shift = sub(last_m, m)
         E = scale(-1.0, mul(lam, shift))
         C = scale(-1.0, lam)
-        store_pose(score_coef_ptr + term, row, E, on)
-        store_pose(score_coef_ptr + term + 128, row, C, on)
+        store_rows(score_coef_ptr + term, row, E, on)
+        store_rows(score_coef_ptr + term + 128, row, C, on)
     dalpha += trigamma(alpha) * dE_ln_pi - trigamma(sum_alpha) * sum_dE_ln_pi
     dnu += trigamma_of_nu(nu, WISHART) * dE_lndet
     tl.store(gr_ptr + at, dalpha + dkappa + dnu + dr, mask=on)
-    store_pose(gb_ptr + vector, 4 * N, gb, on)
-    store_pose(gS_ptr + vector, 4 * N, gS, on)
+    store_pose(gb_ptr + 16 * at, gb, on)
+    store_pose(gS_ptr + 16 * at, gS, on)
     E = axpy(gb, 2.0, mul(gS, shift))
     C = scale(2.0, gS)
-    store_pose(coef_ptr + term, row, E, on)
-    store_pose(coef_ptr + term + 128, row, C, on)
+    store_rows(coef_ptr + term, row, E, on)
+    store_rows(coef_ptr + term + 128, row, C, on)
     if LAST:  # -m, behind the terms
-        store_pose(last_m_of_coef_ptr + term, row, scale(-1.0, load_pose(m_ptr + vector, 4 * N)), on)
+        store_rows(last_m_of_coef_ptr + term, row, scale(-1.0, load_pose(m_ptr + 16 * at)), on)
     if PRIOR:
         tl.store(galpha_ptr + at, dalpha, mask=on)
         tl.store(gkappa_ptr + at, dkappa, mask=on)
