@@ -408,6 +408,7 @@ def test_recipes_are_listed_with_the_papers_numbers():
         assert f"{name.removesuffix('_fast')} " in said
     assert "smallnorb 64,16,16,16 vb 169,802 350 / 35 1.6 ± 0.06" in said
     assert "cifar10_residual 64,16,32,32 residual vb" in said
+    assert "affnist_cnn 64,64,72,72 none: cnn 169,082" in said
 
 
 def test_what_is_said_of_a_dataset_is_true_of_its_images():

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vbcaps.layers import Capsules, ClassCaps, ConvCaps, PrimaryCaps
-    from vbcaps.models import CapsNet, CapsVAE, Reconstruction
+    from vbcaps.models import CapsNet, CapsVAE, ConvNet, Reconstruction
     from vbcaps.prior import Prior
 
 __version__ = "0.1.0"
@@ -16,13 +16,14 @@ __all__ = [
     "Capsules",
     "ClassCaps",
     "ConvCaps",
+    "ConvNet",
     "PrimaryCaps",
     "Prior",
     "Reconstruction",
     "__version__",
 ]
 
-_HOME = dict(CapsNet="models", CapsVAE="models", Reconstruction="models", Prior="prior")
+_HOME = dict(CapsNet="models", CapsVAE="models", ConvNet="models", Reconstruction="models", Prior="prior")
 
 
 def __getattr__(name: str) -> Any:

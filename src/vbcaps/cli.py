@@ -154,9 +154,8 @@ def recipes() -> None:
             continue
         network = ",".join(map(str, recipe.arch)) + ("" if recipe.stem == "conv" else f" {recipe.stem}")
         twin = f" / {RECIPES[f'{name}_fast']().epochs}" if f"{name}_fast" in RECIPES else ""
-        rows.add_row(
-            name, network, recipe.routing, f"{parameters(name):,}", f"{recipe.epochs}{twin}", paper(name) or ""
-        )
+        routing = recipe.routing if recipe.network == "caps" else f"none: {recipe.network}"
+        rows.add_row(name, network, routing, f"{parameters(name):,}", f"{recipe.epochs}{twin}", paper(name) or "")
     say(rows, "paper: its test error in %. After the slash, the epochs of a fast twin in larger batches: NAME_fast.")
 
 

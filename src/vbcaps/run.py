@@ -33,7 +33,7 @@ from torch import Tensor
 
 import vbcaps
 from vbcaps.data import Split, View
-from vbcaps.models import CapsNet
+from vbcaps.models import Network
 from vbcaps.recipe import Recipe
 
 COLUMNS = ("epoch", "loss", "train_error", "validation_error", "lr", "seconds", "images_per_second")
@@ -197,14 +197,14 @@ def check_same(saved: dict[str, Any], recipe: Recipe, folder: Path) -> None:
 class Weights(NamedTuple):
     """A weights file: the network with its weights, and all it takes to use it."""
 
-    net: CapsNet
+    net: Network
     recipe: Recipe
     classes: tuple[str, ...]
     view: View
     metadata: dict[str, Any]  # epoch, validation and test error, version, commit
 
 
-def pack_weights(net: CapsNet, recipe: Recipe, classes: tuple[str, ...], view: View, **metadata: Any) -> bytes:
+def pack_weights(net: Network, recipe: Recipe, classes: tuple[str, ...], view: View, **metadata: Any) -> bytes:
     """Weights, with recipe, classes and view as JSON in the header; ``metadata`` as well."""
     about = dict(
         format=WEIGHTS,
