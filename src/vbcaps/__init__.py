@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from vbcaps.layers import Capsules, ClassCaps, ConvCaps, PrimaryCaps
     from vbcaps.models import CapsNet, CapsVAE, ConvNet, Reconstruction
     from vbcaps.prior import Prior
+    from vbcaps.shipped import load
 
 __version__ = "0.1.0"
 
@@ -21,9 +22,12 @@ __all__ = [
     "Prior",
     "Reconstruction",
     "__version__",
+    "load",
 ]
 
-_HOME = dict(CapsNet="models", CapsVAE="models", ConvNet="models", Reconstruction="models", Prior="prior")
+_HOME = dict(
+    CapsNet="models", CapsVAE="models", ConvNet="models", Reconstruction="models", Prior="prior", load="shipped"
+)  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
