@@ -155,7 +155,8 @@ def training(group: Group) -> str:
     for runs in by_folder.values():
         seconds = [run.result["seconds"] for run in runs if run.result is not None]
         about = runs[0].environment
-        device = about["device"] if about["device_type"] == "cuda" else f"{about['device']}, {about['threads']} threads"
+        threads = f", {about['threads']} thread{'s' if about['threads'] > 1 else ''}"
+        device = about["device"] + (threads if about["device_type"] != "cuda" else "")
         if about["processes"] > 1:
             device = f"{about['processes']} x {device}"
         if len(runs) > 1 and about["device_type"] == "cuda" and about["processes"] == 1:

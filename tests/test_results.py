@@ -169,10 +169,13 @@ def test_the_weights_of_seed_0_are_shipped_as_they_are(run, places):
     assert kept.seed == 0
 
 
-def test_weights_that_are_not_to_be_shipped(run, places):
+def test_weights_that_are_not_to_be_shipped(run, trained, places):
     assert "small letters" in refused(places, run, "--ship", "../tiny")
     shutil.copy(run / "seed1" / "last.safetensors", run / "seed0" / "last.safetensors")
     assert "not of this run" in refused(places, run, "--ship", "tiny")
+    shutil.copy(trained / "seed0" / "last.safetensors", run / "seed0" / "last.safetensors")
+    change(run / "seed0" / "result.json", test=evaluation(0.012345))
+    assert "its test error differ" in refused(places, run, "--ship", "tiny")
     change(run / "seed0" / "result.json", test=None)
     assert "was not tested" in refused(places, run, "--ship", "tiny")
     shutil.rmtree(run / "seed0")
@@ -289,11 +292,13 @@ def test_a_failure_counts(house):
 def test_where_the_data_are_not_the_original_files_it_is_said(house):
     seeds(house, "norb", recipe("smallnorb"), [0.016, 0.018], source="re-encoded | somehow")
     seeds(house, "svhn", recipe("svhn"), [0.04], seconds=5.0)
+    seeds(house, "em", recipe("smallnorb_em"), [0.02], seconds=7.0, source="re-encoded | somehow")
     text, readme, rows = made(house)
     assert "data: re-encoded \\| somehow" in text
     assert "original" not in rows["[svhn](svhn)"][2]
     assert "| 1.70 ± 0.14 (2) [1] |\n" in readme
-    assert "\n[1] data: re-encoded | somehow\n" in readme
+    assert "| smallNORB, EM | 1.97 | 2.00 (1) [1] |\n" in readme
+    assert readme.count("\n[1] data: re-encoded | somehow\n") == 1
     assert "[2]" not in readme
 
 
