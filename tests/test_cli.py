@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from vbcaps.flags import NOT_FLAGS
 from vbcaps.recipe import Recipe
 from vbcaps.recipes import RECIPES
 from vbcaps.run import load_weights, read_recipe
-from vbcaps.train import Event, Interrupted, fit
+from vbcaps.train import Event, Interrupted, evaluate, fit, prepare
 
 SHAPES = ("circle", "square", "triangle")
 SETTINGS = dict(
@@ -129,6 +130,50 @@ def test_eval_gives_what_the_run_recorded_and_draws_it(trained):
     assert Path("c.png").exists()
     assert "95% interval" in run("eval", folder / "last.safetensors", "--crops", 5)
     assert "36 images" in run("eval", folder, "--data", images)
+
+
+def test_eval_records_several_crops_beside_the_result(trained, tmp_path):
+    _, folder, _ = trained
+    shutil.copytree(folder, "run")
+    assert "wrote run/crops5.json" in run("eval", "run", "--crops", 5, "--record", "--device", "cpu")
+    recorded = json.loads(Path("run/crops5.json").read_text())
+    net, _, classes, view, _ = load_weights("run/last.safetensors")
+    test = prepare(read_recipe(Path("run")), None, torch.device("cpu")).test
+    expected = json.loads(json.dumps(evaluate(net, test, view, classes, crops=5).to_json()))
+    assert {key: recorded[key] for key in expected} == expected
+    assert recorded["weights"] == "last.safetensors"
+    assert recorded["environment"]["commit"]
+    assert recorded["crops"] == 5
+
+    before = sorted(Path("run").iterdir())
+    assert "crops must be above 1, got 1" in run("eval", "run", "--record", code=1)
+    assert "leave --data away" in run("eval", "run", "--crops", 5, "--record", "--data", "run", code=2)
+    shutil.copy("run/last.safetensors", "run/best.safetensors")
+    assert "no test of best.safetensors" in run("eval", "run", "--crops", 5, "--record", code=1)
+    Path("run/best.safetensors").unlink()
+    assert sorted(Path("run").iterdir()) == before
+    Path("run/result.json").unlink()
+    assert "there is no run/result.json" in run("eval", "run", "--crops", 5, "--record", code=1)
+
+
+def test_weights_of_the_package_are_used_by_name(trained, monkeypatch):
+    images, folder, _ = trained
+    picture = images / "circle" / "0.png"
+    monkeypatch.setattr("vbcaps.shipped.FOLDER", Path("shipped"))
+    for command in (("eval", "shapes"), ("predict", picture, "--weights", "shapes")):
+        said = run(*command, code=1)
+        assert "shapes is neither a file nor the folder of a run, and no weights called 'shapes' come with" in said
+        assert "there are none in this version" in said
+    Path("shipped").mkdir()
+    shutil.copy(folder / "last.safetensors", "shipped/shapes.safetensors")
+    error = json.loads((folder / "result.json").read_text())["test"]["error"]
+    said = run("eval", "shapes")
+    assert f"error {100 * error:.2f}%" in said
+    assert f"the weights file says {100 * error:.2f}%" in said
+    assert f"{picture} circle" in run("predict", picture, "--weights", "shapes")
+    assert "did you mean 'shapes'?; there are shapes" in run("eval", "shape", code=1)
+    Path("shapes").mkdir()  # a folder of images, say: not a run
+    assert f"error {100 * error:.2f}%" in run("eval", "shapes")
 
 
 def test_predict_says_class_and_probability_and_draws(trained):
@@ -408,6 +453,7 @@ def test_recipes_are_listed_with_the_papers_numbers():
         assert f"{name.removesuffix('_fast')} " in said
     assert "smallnorb 64,16,16,16 vb 169,802 350 / 35 1.6 ± 0.06" in said
     assert "cifar10_residual 64,16,32,32 residual vb" in said
+    assert "affnist_cnn 64,64,72,72 none: cnn 169,082" in said
 
 
 def test_what_is_said_of_a_dataset_is_true_of_its_images():
@@ -491,10 +537,10 @@ def test_the_program_starts_without_pytorch_and_writes_errors_to_stderr(tmp_path
     ended = subprocess.run([sys.executable, "-m", "vbcaps", "--help"], check=True, capture_output=True, text=True)
     for name in ("train", "eval", "predict", "recipes", "data", "bench"):
         assert f" {name} " in ended.stdout
-    ended = subprocess.run([sys.executable, "-m", "vbcaps", "eval", "nowhere"], capture_output=True, text=True)
+    ended = subprocess.run([sys.executable, "-m", "vbcaps", "eval", "./nowhere.st"], capture_output=True, text=True)
     assert ended.returncode == 1
     assert ended.stdout == ""
-    assert ended.stderr == "vbcaps: cannot read the weights nowhere: No such file or directory\n"
+    assert ended.stderr == "vbcaps: cannot read the weights nowhere.st: No such file or directory\n"
 
 
 def test_the_example_runs():

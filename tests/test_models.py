@@ -1,4 +1,4 @@
-"""CapsNet and CapsVAE: the paper's sizes, any routing by a word, bad input, robustness, learning."""
+"""CapsNet, ConvNet and CapsVAE: the paper's sizes, any routing by a word, bad input, robustness, learning."""
 
 import re
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from vbcaps import CapsNet, CapsVAE, Prior
+from vbcaps import CapsNet, CapsVAE, ConvNet, Prior
 from vbcaps.losses import nll_loss, vae_loss
 from vbcaps.models import IMAGE_SIZES, ResidualBlock
 from vbcaps.routing import Agreement, Mixture, Posterior
@@ -223,6 +223,54 @@ def test_learned_priors_move():
     assert not [k for k, p in raw.items() if p.grad is None or p.grad.abs().max() == 0]
 
 
+# --- the CNN beside it ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("in_channels", "classes", "size"), [(1, 10, 40), (2, 5, 32)])
+def test_the_cnn_is_as_large_as_the_capsule_network(in_channels, classes, size):
+    cnn, caps = ConvNet((64, 64, 72, 72), in_channels, classes, size), CapsNet((64, 16, 16, 16), in_channels, classes)
+    assert count(cnn) == pytest.approx(count(caps), rel=0.05)
+    assert {k: v.shape for k, v in cnn.stem.state_dict().items()} == {
+        k: v.shape for k, v in caps.stem.state_dict().items()
+    }
+
+
+@pytest.mark.parametrize(("stem", "sizes"), [("conv", (14, 6, 4)), ("residual", (16, 7, 5))])
+def test_the_cnn_sees_the_same_fields_and_gives_scores(stem, sizes):
+    net, seen = ConvNet((4, 3, 5, 7), classes=6, stem=stem), []
+    for layer in (net.conv1, net.conv2, net.conv3):
+        layer.register_forward_hook(lambda _, __, out: seen.append(tuple(out.shape)))
+    x = torch.randn(2, 2, 32, 32)
+    out = net(x)
+    assert seen == [(2, filters, size, size) for filters, size in zip((3, 5, 7), sizes, strict=True)]
+    assert out.logits.shape == (2, 6)
+    torch.testing.assert_close(out.activations, out.logits.sigmoid())
+    kinds = [m for m in net.modules() if isinstance(m, nn.Conv2d | nn.BatchNorm2d)]
+    assert len([m for m in kinds if isinstance(m, nn.BatchNorm2d)]) == len(kinds) / 2
+
+
+def test_the_cnn_ends_in_relu_the_mean_over_positions_and_a_linear_map():
+    net, seen = ConvNet((4, 3, 5, 7)).eval(), []
+    net.conv3.register_forward_hook(lambda _, __, out: seen.append(out))
+    logits = net(torch.randn(2, 2, 32, 32)).logits
+    (last,) = seen
+    assert last.min() < 0
+    torch.testing.assert_close(logits, last.clamp_min(0).mean((2, 3)) @ net.head.weight.T + net.head.bias)
+
+
+def test_the_cnn_learns_bars():
+    net = ConvNet((8, 8, 8, 8), classes=3, image_size=28)
+    x, label = bars(12, 3, 28)
+    optimiser = torch.optim.Adam(net.parameters(), 1e-2)
+    for _ in range(30):
+        optimiser.zero_grad()
+        loss = nll_loss(net(x).logits, label, on="logits")
+        loss.backward()
+        optimiser.step()
+    assert loss < 0.3
+    assert (net(x).logits.argmax(1) == label).all()
+
+
 # --- bad input --------------------------------------------------------------------------------------------------
 
 
@@ -288,6 +336,16 @@ def test_construction_refuses_bad_arguments(network, options, error, message):
 
 
 @pytest.mark.parametrize(
+    "options", [dict(arch=(64, 16, 16)), dict(classes=0), dict(in_channels=0), dict(stem="big"), dict(image_size=19)]
+)
+def test_the_cnn_refuses_what_the_capsule_network_does(options):
+    with pytest.raises(ValueError, match=f"{next(iter(options))} must be") as ours:
+        ConvNet(**options)
+    with pytest.raises(ValueError, match=re.escape(str(ours.value))):
+        CapsNet(**options)
+
+
+@pytest.mark.parametrize(
     ("images", "error", "message"),
     [
         (torch.zeros(2, 32, 20), ValueError, "images must have shape (n, 2, 32, 20), got (2, 32, 20)"),
@@ -303,7 +361,7 @@ def test_construction_refuses_bad_arguments(network, options, error, message):
         (torch.zeros(1, 2, 32, 20, dtype=torch.int64), TypeError, "images must be floating point, standardised, got"),
     ],
 )
-@pytest.mark.parametrize("network", [CapsNet, CapsVAE])
+@pytest.mark.parametrize("network", [CapsNet, CapsVAE, ConvNet])
 def test_forward_refuses_bad_images(network, images, error, message):
     with pytest.raises(error, match=re.escape(message)):
         network(TINY, image_size=(32, 20))(images)

@@ -11,7 +11,7 @@ from vbcaps import layers, losses, models, prior
 from vbcaps.cli import ABOUT
 from vbcaps.data import augment, splits
 from vbcaps.recipe import CHOICES, RANGES, Recipe, field_types
-from vbcaps.recipes import PAPER, PARAMETERS, RECIPES, paper, parameters, recipe
+from vbcaps.recipes import FAMILIAR, PAPER, PARAMETERS, RECIPES, paper, parameters, recipe
 from vbcaps.routing import ROUTINGS, route, vb
 
 
@@ -51,6 +51,26 @@ def test_a_docstring_holds_the_papers_number(name):
     number = PAPER[name].replace("±", "+-")
     assert f"{number}%" in RECIPES[name].__doc__
     assert paper(name) == PAPER[name]
+
+
+@pytest.mark.parametrize("name", FAMILIAR)
+def test_what_is_familiar_is_matched_to_the_papers_number(name):
+    assert f"{FAMILIAR[name]}%" in RECIPES[name].__doc__
+    assert 100 * recipe(name).match in (0, pytest.approx(float(FAMILIAR[name])))
+
+
+def test_each_best_network_of_table_1_has_its_twins_of_other_routings():
+    for name in ("smallnorb", "fashion", "svhn", "cifar10"):
+        for routing in ("em", "dynamic"):
+            assert recipe(f"{name}_{routing}") == replace(recipe(name), name=f"{name}_{routing}", routing=routing)
+
+
+@pytest.mark.parametrize("name", ["affnist", "affnist_matched"])
+def test_the_cnn_is_as_large_as_the_capsules_beside_it_and_trained_alike(name):
+    assert parameters(f"{name}_cnn") == pytest.approx(parameters(name), rel=0.05)
+    caps, cnn = recipe(name), recipe(f"{name}_cnn")
+    differ = {field.name for field in fields(Recipe) if getattr(caps, field.name) != getattr(cnn, field.name)}
+    assert differ == {"name", "network", "arch", "loss_on"}
 
 
 def test_a_fast_twin_is_measured_against_its_parent():
@@ -146,6 +166,15 @@ def test_an_average_of_weights_forgets_how_they_began():
         (dict(place=True, pad=4), "pad must be 0"),
         (dict(fill="mean", standardise="crop"), 'fill="mean" cannot be had'),
         (dict(routing="em", alpha0=2.0), "alpha0 belongs to routing='vb'"),
+        (
+            dict(routing="dynamic", network="cnn", loss_on="logits"),
+            "routing belongs to network='caps', got routing='dyn",
+        ),
+        (dict(iters=2, network="cnn", loss_on="logits"), "iters belongs to network='caps', got iters=2"),
+        (dict(alpha0=2.0, network="cnn", loss_on="logits"), "alpha0 belongs to network='caps'"),
+        (dict(backend="reference", network="cnn", loss_on="logits"), "backend belongs to network='caps'"),
+        (dict(network="cnn"), "network='cnn' has logits alone: loss_on must be 'logits', got 'activations'"),
+        (dict(network="cnm"), "network must be one of .*did you mean 'cnn'"),
         (dict(loss="spread", loss_on="logits"), "loss='spread' is of activations"),
         (dict(schedule="steps"), "needs milestones"),
         (dict(schedule="steps", milestones=(5, 3)), "milestones must be rising"),

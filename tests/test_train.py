@@ -213,6 +213,33 @@ def test_a_matched_run_stops_at_the_error_it_should_match(tmp_path, monkeypatch)
     assert result.test.count == 15
 
 
+def test_a_cnn_is_trained_resumed_and_tested_by_the_same_path(tmp_path, monkeypatch):
+    monkeypatch.setattr("vbcaps.train.why_no_library", lambda: "no compiler was found")
+    plain: dict = dict(network="cnn", arch=(8, 8, 8, 8), iters=3, backend="auto", ema=0.9, epochs=12)
+    events = []
+    (result,) = fit(tiny.recipe(**plain), tmp_path / "whole", device="cpu", on_event=events.append)
+    assert not [event for event in events if event.kind == "note"]  # it does without kernels for routing
+    assert result.test.error <= 0.2
+    net, recipe, classes, view, metadata = load_weights(result.weights)
+    assert isinstance(net, models.ConvNet)
+    assert (recipe, metadata["test_error"]) == (result.recipe, result.test.error)
+    assert evaluate(net, tiny.dataset().test, view, classes) == result.test
+    images = tiny.dataset().test.images
+    with torch.no_grad():
+        expected = net(view.test(images)).logits.softmax(1)
+    torch.testing.assert_close(predict_scores(net, images, view), expected)
+
+    def stop(event):
+        if event.kind == "epoch" and event.epoch == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(tiny.recipe(**plain), tmp_path / "part", device="cpu", on_event=stop)
+    (again,) = fit(tiny.recipe(**plain), tmp_path / "part", device="cpu", resume=True)
+    other = load_weights(again.weights).net.state_dict()
+    assert all(torch.equal(x, other[name]) for name, x in net.state_dict().items())
+
+
 def test_your_own_images(tmp_path, monkeypatch):
     """A folder of class folders, shapes of two kinds, is learned."""
     image = pytest.importorskip("PIL.Image")

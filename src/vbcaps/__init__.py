@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vbcaps.layers import Capsules, ClassCaps, ConvCaps, PrimaryCaps
-    from vbcaps.models import CapsNet, CapsVAE, Reconstruction
+    from vbcaps.models import CapsNet, CapsVAE, ConvNet, Reconstruction
     from vbcaps.prior import Prior
+    from vbcaps.shipped import load
 
 __version__ = "0.1.0"
 
@@ -16,13 +17,17 @@ __all__ = [
     "Capsules",
     "ClassCaps",
     "ConvCaps",
+    "ConvNet",
     "PrimaryCaps",
     "Prior",
     "Reconstruction",
     "__version__",
+    "load",
 ]
 
-_HOME = dict(CapsNet="models", CapsVAE="models", Reconstruction="models", Prior="prior")
+_HOME = dict(
+    CapsNet="models", CapsVAE="models", ConvNet="models", Reconstruction="models", Prior="prior", load="shipped"
+)  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -71,7 +71,7 @@ def train(context: typer.Context) -> None:
 
 @app.command("eval")
 def evaluate_weights(
-    weights: Annotated[Path, typer.Argument(help="a weights file, or the folder of a run")],
+    weights: Annotated[Path, typer.Argument(help="a weights file, the folder of a run, or a name as smallnorb")],
     crops: Annotated[int, typer.Option(metavar="INT", help="average over 1, 5 or a square number of crops")] = 1,
     data: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="test on your own images, one folder for each class")
@@ -79,15 +79,19 @@ def evaluate_weights(
     data_folder: DataFolder = None,
     device: Device = "auto",
     picture: Annotated[Path | None, typer.Option(metavar="FILE", help="draw the confusion matrix, as PNG")] = None,
+    record: Annotated[bool, typer.Option("--record", help="write what several crops give beside result.json")] = False,
 ) -> None:
     """Test a network: its error with a 95% interval, and by class. The recipe is in the weights file."""
+    if record and data is not None:
+        raise typer.BadParameter("a run's record is of its recipe's data: leave --data away", param_hint="--record")
     with clear_errors():
         from vbcaps.pictures import confusion
-        from vbcaps.run import RunError, load_weights
+        from vbcaps.run import RunError, crops_file, environment, load_weights, write_json
         from vbcaps.train import evaluate, prepare
 
-        place = check_device(device)
-        net, recipe, classes, view, _ = load_weights(weights_file(weights), place)
+        place, file = check_device(device), weights_file(weights)
+        recorded = crops_file(file, crops) if record else None
+        net, recipe, classes, view, about = load_weights(file, place)
         if data is not None:
             recipe = dataclasses.replace(recipe, data=str(data), viewpoint=None, match=0.0)
         there = prepare(recipe, data_folder, place)
@@ -102,6 +106,12 @@ def evaluate_weights(
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--crops") from error
         say_evaluation(evaluation, f"{recipe.name}, tested on {recipe.data or recipe.dataset} ({there.source})")
+        if crops == 1 and data is None and about.get("test_error") is not None:
+            say(f"the weights file says {percent(about['test_error'])}")
+        if recorded is not None:
+            about_it = dict(weights=file.name, source=there.source, environment=environment(place, 1))
+            write_json(recorded, evaluation.to_json() | about_it)
+            say(f"wrote {recorded}")
         if picture is not None:
             draw(lambda: confusion(evaluation.to_json(), picture))
 
@@ -110,7 +120,7 @@ def evaluate_weights(
 def predict(
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="image files of any size")],
     weights: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="a weights file or run folder; else the newest run in runs/")
+        Path | None, typer.Option(metavar="PATH", help="weights file, run folder or name; else the newest run in runs/")
     ] = None,
     picture: Annotated[Path, typer.Option(metavar="FILE", help="the images with their classes, as PNG")] = Path(
         "predictions.png"
@@ -154,9 +164,8 @@ def recipes() -> None:
             continue
         network = ",".join(map(str, recipe.arch)) + ("" if recipe.stem == "conv" else f" {recipe.stem}")
         twin = f" / {RECIPES[f'{name}_fast']().epochs}" if f"{name}_fast" in RECIPES else ""
-        rows.add_row(
-            name, network, recipe.routing, f"{parameters(name):,}", f"{recipe.epochs}{twin}", paper(name) or ""
-        )
+        routing = recipe.routing if recipe.network == "caps" else f"none: {recipe.network}"
+        rows.add_row(name, network, routing, f"{parameters(name):,}", f"{recipe.epochs}{twin}", paper(name) or "")
     say(rows, "paper: its test error in %. After the slash, the epochs of a fast twin in larger batches: NAME_fast.")
 
 
@@ -273,11 +282,22 @@ def known_dataset(name: str) -> str:
 
 
 def weights_file(path: Path) -> Path:
-    """The file itself, or the weights of a run: the best where a validation share chose them, else the last."""
-    if not path.is_dir():
-        return path
-    best = path / "best.safetensors"
-    return best if best.exists() else path / "last.safetensors"
+    """The file itself; the weights of a run, the best where a validation share chose them, else the last; or, by their
+    name, weights that come with the package."""
+    for file in (path, path / "best.safetensors", path / "last.safetensors"):
+        if file.is_file():
+            return file
+    from vbcaps.run import RunError
+    from vbcaps.shipped import names, shipped_file
+
+    name = str(path)
+    if path.exists() or path.suffix or len(path.parts) > 1:
+        file = path / "last.safetensors" if path.is_dir() else path
+        return shipped_file(name) if name in names() else file
+    try:
+        return shipped_file(name)
+    except RunError as error:
+        raise RunError(f"{name} is neither a file nor the folder of a run, and {error}") from None
 
 
 def newest_run() -> Path:

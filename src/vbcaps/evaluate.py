@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vbcaps.data import Split, View
 from vbcaps.distributed import ALONE, Group
 from vbcaps.layers import Capsules
-from vbcaps.models import CapsNet
+from vbcaps.models import ConvNet, Network, Scores
 from vbcaps.step import Graph
 
 Z95 = 1.959963984540054  # a standard normal lies within it with probability 0.95
@@ -42,7 +42,7 @@ class Evaluation:
 
 
 def evaluate(
-    net: CapsNet, split: Split, view: View, classes: Sequence[str], *, crops: int = 1, batch: int = 256
+    net: Network, split: Split, view: View, classes: Sequence[str], *, crops: int = 1, batch: int = 256
 ) -> Evaluation:
     """The error of ``net`` on ``split``: on the central crop, or on the mean of the scores of several crops."""
     if crops < 1:
@@ -51,14 +51,14 @@ def evaluate(
     return summary(Scorer(net, split.images, view, crops=crops, batch=batch)(), split.labels, classes, crops)
 
 
-def predict_scores(net: CapsNet, images: Tensor, view: View, *, crops: int = 1, batch: int = 256) -> Tensor:
+def predict_scores(net: Network, images: Tensor, view: View, *, crops: int = 1, batch: int = 256) -> Tensor:
     """What the network makes of uint8 ``images``: a probability of each class, ``n c``."""
     return Scorer(net, images.to(next(net.parameters()).device), view, crops=crops, batch=batch)()
 
 
-def probabilities(net: CapsNet, out: Capsules) -> Tensor:
+def probabilities(net: Network, out: Capsules | Scores) -> Tensor:
     """A softmax where the logits have a learned scale; where not, each class's share of the activation."""
-    if net.scale is not None:
+    if isinstance(net, ConvNet) or net.scale is not None:
         return out.logits.softmax(1)
     return out.activations / out.activations.sum(1, keepdim=True)
 
@@ -68,7 +68,7 @@ class Scorer:
 
     def __init__(
         self,
-        net: CapsNet,
+        net: Network,
         images: Tensor,
         view: View,
         *,

@@ -13,7 +13,9 @@ from vbcaps.recipe import CHOICES, Recipe, field_types, nearest
 from vbcaps.recipes import RECIPES
 
 NOT_FLAGS = ("name",)  # it is the argument RECIPE
-GROUPS = dict(dataset="Data", crop="Images", arch="Network and routing", loss="Training")  # by the first field of each
+GROUPS = dict(
+    dataset="Data", crop="Images", network="Network and routing", loss="Training"
+)  # by the first field of each
 NONE = object()  # what the word `none` becomes: None itself means that the flag was not given
 WORDS: dict[type, str] = {int: "INT", float: "NUMBER", str: "TEXT"}
 

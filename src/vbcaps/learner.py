@@ -14,7 +14,7 @@ from vbcaps.data import Split, View
 from vbcaps.distributed import ALONE, Group, synchronise
 from vbcaps.layers import Capsules
 from vbcaps.losses import nll_loss, spread_loss, spread_margin
-from vbcaps.models import CapsNet
+from vbcaps.models import Network, Scores
 from vbcaps.recipe import Recipe
 from vbcaps.step import Graph
 
@@ -89,7 +89,7 @@ class Learner:
         self.graph = Graph(self.work, self.changed, device, stream, capture=group.size == 1)
 
     @property
-    def weights(self) -> CapsNet:
+    def weights(self) -> Network:
         """What is evaluated and kept: the average where there is one."""
         return self.net if self.ema is None else self.ema
 
@@ -154,7 +154,7 @@ class Learner:
         x = self.view.train(self.train.images.index_select(0, index), self.u.index_select(0, k)[0])
         return x, self.train.labels.index_select(0, index)
 
-    def loss(self, out: Capsules, y: Tensor) -> Tensor:
+    def loss(self, out: Capsules | Scores, y: Tensor) -> Tensor:
         if self.recipe.loss == "spread":
             return spread_loss(out.activations, y, self.rate[0, 1])
         return nll_loss(out.logits, y, on=self.recipe.loss_on)

@@ -1,4 +1,4 @@
-"""The paper's networks {F, d1, d2, d3, d4}, and the Capsule-VAE.
+"""The paper's networks {F, d1, d2, d3, d4}, a plain CNN to hold beside them, and the Capsule-VAE.
 
 Axes: n image, j class, d pose entry, p p pose matrix.
 """
@@ -52,17 +52,10 @@ class CapsNet(nn.Module):
         backend: str = "auto",
     ):
         super().__init__()
-        if not isinstance(arch, tuple | list) or len(arch) != 4 or not all(isinstance(k, int) and k >= 1 for k in arch):
-            raise ValueError(f"arch must be four positive numbers (F, d1, d2, d3), got {arch!r}")
-        check_counts(in_channels=in_channels, classes=classes)
-        if stem not in STEMS:
-            raise ValueError(f"stem must be one of {STEMS}, got {stem!r}")
-        self.image_size = tuple(image_size) if isinstance(image_size, tuple | list) else (image_size, image_size)
-        if len(self.image_size) != 2 or not all(isinstance(s, int) and s in IMAGE_SIZES for s in self.image_size):
-            raise ValueError(f"image_size must be a number or (height, width) from 20 to 256, got {image_size!r}")
-        self.arch, self.in_channels, self.classes = tuple(arch), in_channels, classes
+        self.arch, self.image_size = check_network(arch, in_channels, classes, image_size, stem)
+        self.in_channels, self.classes = in_channels, classes
 
-        filters, d1, d2, d3 = arch
+        _, d1, d2, d3 = self.arch
         options: dict[str, Any] = dict(
             pose=pose,
             routing=routing,
@@ -72,7 +65,7 @@ class CapsNet(nn.Module):
             norm_pose=norm_pose,
             backend=backend,
         )
-        self.stem = ConvStem(in_channels, filters) if stem == "conv" else ResidualStem(in_channels, filters)
+        self.stem = make_stem(stem, in_channels, self.arch[0])
         self.primary_caps = PrimaryCaps(self.stem.channels, d1, pose=pose, norm_pose=norm_pose)
         self.conv_caps1 = ConvCaps(d1, d2, 3, stride=2, **options)
         self.conv_caps2 = ConvCaps(d2, d3, 3, stride=1, **options)
@@ -81,12 +74,7 @@ class CapsNet(nn.Module):
 
     def forward(self, x: Tensor) -> Capsules:  # n in_channels height width
         """``.logits`` and ``.activations`` as ``n classes``, ``.poses`` as ``n classes p p``, ``.posterior``."""
-        expected = (self.in_channels, *self.image_size)
-        empty = not torch.compiler.is_compiling() and len(x) == 0
-        if x.ndim != 4 or x.shape[1:] != expected or empty:
-            raise ValueError(f"images must have shape (n, {', '.join(map(str, expected))}), got {tuple(x.shape)}")
-        if not x.is_floating_point():
-            raise TypeError(f"images must be floating point, standardised, got {x.dtype}; convert with x.float() / 255")
+        check_images(x, (self.in_channels, *self.image_size))
         caps = self.primary_caps(self.stem(x))
         caps = self.conv_caps1(caps.activations, caps.poses, posterior=False)
         caps = self.conv_caps2(caps.activations, caps.poses, posterior=False)
@@ -94,6 +82,82 @@ class CapsNet(nn.Module):
         logits = caps.logits.flatten(1)
         logits = logits if self.scale is None else logits * self.scale
         return Capsules(logits, logits.sigmoid(), caps.poses.flatten(1, 3), caps.posterior)
+
+
+class Scores(NamedTuple):
+    """What a ``ConvNet`` gives: of ``Capsules`` the part that every classifier has."""
+
+    logits: Tensor  # n classes
+    activations: Tensor  # n classes   their sigmoid
+
+
+class ConvNet(nn.Module):
+    """A plain CNN in the shape of ``CapsNet``: the same stem, the same fields, and filters in place of capsules.
+
+    ``ConvNet((64, 64, 72, 72), in_channels=1, classes=10, image_size=40)`` learns 169K numbers, as many as the capsule
+    network {64,16,16,16,10}. After the stem come convolutions of 1x1, 3x3 of stride 2 and 3x3, each with BatchNorm and
+    ReLU, then the mean over positions and a linear classifier. To be trained by ``nll_loss(on="logits")``.
+
+    Arguments:
+        arch: filters of the stem, then of the three convolutions.
+        in_channels, classes, image_size, stem: see ``CapsNet``.
+    """
+
+    def __init__(
+        self,
+        arch: Sequence[int] = (64, 64, 72, 72),
+        in_channels: int = 2,
+        classes: int = 5,
+        image_size: int | tuple[int, int] = 32,
+        stem: str = "conv",
+    ):
+        super().__init__()
+        self.arch, self.image_size = check_network(arch, in_channels, classes, image_size, stem)
+        self.in_channels, self.classes = in_channels, classes
+        _, d1, d2, d3 = self.arch
+        self.stem = make_stem(stem, in_channels, self.arch[0])
+        self.conv1 = _conv(self.stem.channels, d1, 1)
+        self.conv2 = _conv(d1, d2, 3, stride=2)
+        self.conv3 = _conv(d2, d3, 3)
+        self.head = nn.Linear(d3, classes)
+
+    def forward(self, x: Tensor) -> Scores:  # n in_channels height width
+        check_images(x, (self.in_channels, *self.image_size))
+        x = self.stem(x)
+        for conv in (self.conv1, self.conv2, self.conv3):
+            x = F.relu(conv(x))
+        logits = self.head(x.mean((2, 3)))
+        return Scores(logits, logits.sigmoid())
+
+
+Network = CapsNet | ConvNet  # what a recipe trains
+
+
+def check_network(
+    arch: Sequence[int], in_channels: int, classes: int, image_size: int | tuple[int, int], stem: str
+) -> tuple[tuple[int, ...], tuple[int, int]]:
+    """Hold the arguments of a network to what they may be; ``arch`` and (height, width) as tuples."""
+    if not isinstance(arch, tuple | list) or len(arch) != 4 or not all(isinstance(k, int) and k >= 1 for k in arch):
+        raise ValueError(f"arch must be four positive numbers (F, d1, d2, d3), got {arch!r}")
+    check_counts(in_channels=in_channels, classes=classes)
+    if stem not in STEMS:
+        raise ValueError(f"stem must be one of {STEMS}, got {stem!r}")
+    size = tuple(image_size) if isinstance(image_size, tuple | list) else (image_size, image_size)
+    if len(size) != 2 or not all(isinstance(s, int) and s in IMAGE_SIZES for s in size):
+        raise ValueError(f"image_size must be a number or (height, width) from 20 to 256, got {image_size!r}")
+    return tuple(arch), size
+
+
+def check_images(x: Tensor, expected: tuple[int, ...]) -> None:  # n channels height width, and of one image
+    empty = not torch.compiler.is_compiling() and len(x) == 0
+    if x.ndim != 4 or x.shape[1:] != expected or empty:
+        raise ValueError(f"images must have shape (n, {', '.join(map(str, expected))}), got {tuple(x.shape)}")
+    if not x.is_floating_point():
+        raise TypeError(f"images must be floating point, standardised, got {x.dtype}; convert with x.float() / 255")
+
+
+def make_stem(stem: str, in_channels: int, filters: int) -> "ConvStem | ResidualStem":
+    return ConvStem(in_channels, filters) if stem == "conv" else ResidualStem(in_channels, filters)
 
 
 def _conv(channels: int, filters: int, kernel: int, stride: int = 1, padding: int = 0) -> nn.Sequential:

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # PyTorch takes seconds to import, and a recipe can be listed, changed and checked without
     from vbcaps.data import View
-    from vbcaps.models import CapsNet
+    from vbcaps.models import Network
     from vbcaps.prior import Prior
 
 # A test holds these words to the modules that give them a meaning.
 CHOICES: dict[str, tuple[str, ...]] = dict(
-    stem=("conv", "residual"), routing=("vb", "em", "dynamic"), activation=("released", "paper"),
-    precision=("gamma", "wishart", "full"), learn=("alpha0", "m0", "kappa0", "Psi0", "nu0"),
-    init=("glorot", "identity"), backend=("auto", "reference", "triton", "cpu"), loss=("nll", "spread"),
-    loss_on=("activations", "logits"), optimiser=("adam", "sgd"),
-    schedule=("constant", "exponential", "steps", "cosine", "onecycle"), viewpoint=("azimuth", "elevation"),
-    standardise=("image", "crop", "dataset", "none"), fill=("black", "mean"),
+    network=("caps", "cnn"), stem=("conv", "residual"), routing=("vb", "em", "dynamic"),
+    activation=("released", "paper"), precision=("gamma", "wishart", "full"),
+    learn=("alpha0", "m0", "kappa0", "Psi0", "nu0"), init=("glorot", "identity"),
+    backend=("auto", "reference", "triton", "cpu"), loss=("nll", "spread"), loss_on=("activations", "logits"),
+    optimiser=("adam", "sgd"), schedule=("constant", "exponential", "steps", "cosine", "onecycle"),
+    viewpoint=("azimuth", "elevation"), standardise=("image", "crop", "dataset", "none"), fill=("black", "mean"),
 )  # fmt: skip
 # Number fields: the smallest and the largest value allowed.
 RANGES: dict[str, tuple[float, float]] = dict(
@@ -31,6 +31,7 @@ RANGES: dict[str, tuple[float, float]] = dict(
 )  # fmt: skip
 PRIOR = ("alpha0", "m0", "kappa0", "psi0", "nu0")
 VB_ONLY = ("activation", "precision", *PRIOR, "learn")
+CAPS_ONLY = ("routing", "iters", *VB_ONLY, "norm_pose", "init", "noise", "backend")
 
 
 def _field(default: Any, help: str) -> Any:
@@ -65,7 +66,10 @@ class Recipe:
     brightness: float = _field(0.0, "random brightness, up to this share; 0: off")
     contrast: float = _field(0.0, "random contrast, up to this share; 0: off")
 
-    arch: tuple[int, ...] = _field((64, 16, 16, 16), "F, d1, d2, d3: filters of the stem, then types of capsules")
+    network: str = _field("caps", "capsules, or a plain CNN beside them: convolutions in the same fields")
+    arch: tuple[int, ...] = _field(
+        (64, 16, 16, 16), "F, d1, d2, d3: filters of the stem, then types of capsules (filters)"
+    )
     stem: str = _field("conv", "three convolutions, or four residual blocks")
     routing: str = _field("vb", "Variational Bayes, EM, or Dynamic")
     iters: int = _field(3, "routing iterations")
@@ -125,11 +129,15 @@ class Recipe:
             self.prior()
 
     def _validate_combinations(self) -> None:
-        if self.routing != "vb":
-            for field in VB_ONLY:
-                if getattr(self, field) != getattr(Recipe, field):
-                    raise ValueError(f"{field} belongs to routing='vb', got {field}={getattr(self, field)!r} with "
-                                     f"routing={self.routing!r}")  # fmt: skip
+        for field, only, fields in (("network", "caps", CAPS_ONLY), ("routing", "vb", VB_ONLY)):
+            other = getattr(self, field)
+            for one in fields if other != only else ():
+                if getattr(self, one) != getattr(Recipe, one):
+                    raise ValueError(
+                        f"{one} belongs to {field}={only!r}, got {one}={getattr(self, one)!r} with {field}={other!r}"
+                    )
+        if self.network == "cnn" and self.loss_on != "logits":
+            raise ValueError(f"network='cnn' has logits alone: loss_on must be 'logits', got {self.loss_on!r}")
         if self.loss == "spread" and self.loss_on != "activations":
             raise ValueError(f"loss='spread' is of activations, got loss_on={self.loss_on!r}")
         if self.schedule == "steps" and not self.milestones:
@@ -162,10 +170,12 @@ class Recipe:
 
         return Prior(*(getattr(self, field) for field in PRIOR), precision=self.precision, learn=self.learn)
 
-    def net(self, in_channels: int, classes: int) -> "CapsNet":
+    def net(self, in_channels: int, classes: int) -> "Network":
         """The network, its first weights drawn from torch's random numbers."""
-        from vbcaps.models import CapsNet
+        from vbcaps.models import CapsNet, ConvNet
 
+        if self.network == "cnn":
+            return ConvNet(self.arch, in_channels, classes, self.crop, self.stem)
         options: dict[str, Any] = dict(iters=self.iters)
         if self.routing == "vb":
             options |= dict(activation=self.activation, prior=self.prior())

@@ -7,6 +7,7 @@
     last.safetensors    weights; their recipe, classes and view are in the header, so the file is enough to use them
     best.safetensors    the same with the lowest validation error, where there is a validation share
     result.json         the last to be written: the run is finished
+    crops5.json         a test of the same weights on the mean of 5 crops, where `vbcaps eval --record` made one
 
 A file is written beside its place and moved there, so at every moment it is the old one or the new one.
 """
@@ -33,7 +34,7 @@ from torch import Tensor
 
 import vbcaps
 from vbcaps.data import Split, View
-from vbcaps.models import CapsNet
+from vbcaps.models import Network
 from vbcaps.recipe import Recipe
 
 COLUMNS = ("epoch", "loss", "train_error", "validation_error", "lr", "seconds", "images_per_second")
@@ -135,6 +136,17 @@ def read_result(folder: Path) -> dict[str, Any]:
     return read_json(Path(folder) / "result.json")
 
 
+def crops_file(weights: Path, crops: int) -> Path:
+    """Where a test of a run's weights on several crops belongs: beside its test on one crop, which there must be."""
+    if crops < 2:
+        raise RunError(f"the test on one crop is in result.json already: crops must be above 1, got {crops}")
+    folder = weights.parent
+    result = read_result(folder)
+    if result["test"] is None or result["weights"] != weights.name:
+        raise RunError(f"{folder}/result.json has no test of {weights.name}: only of tested weights more is recorded")
+    return folder / f"crops{crops}.json"
+
+
 def read_metrics(folder: Path) -> list[dict[str, float | None]]:
     """The rows of metrics.csv; None where a column is empty."""
     path = Path(folder) / "metrics.csv"
@@ -197,14 +209,14 @@ def check_same(saved: dict[str, Any], recipe: Recipe, folder: Path) -> None:
 class Weights(NamedTuple):
     """A weights file: the network with its weights, and all it takes to use it."""
 
-    net: CapsNet
+    net: Network
     recipe: Recipe
     classes: tuple[str, ...]
     view: View
     metadata: dict[str, Any]  # epoch, validation and test error, version, commit
 
 
-def pack_weights(net: CapsNet, recipe: Recipe, classes: tuple[str, ...], view: View, **metadata: Any) -> bytes:
+def pack_weights(net: Network, recipe: Recipe, classes: tuple[str, ...], view: View, **metadata: Any) -> bytes:
     """Weights, with recipe, classes and view as JSON in the header; ``metadata`` as well."""
     about = dict(
         format=WEIGHTS,

@@ -191,7 +191,8 @@ def sound(learner: Learner, record: Record) -> Totals:
 
 def why_slow(recipe: Recipe, device: torch.device) -> str:
     """A warning where routing on a CPU has to do without its kernels; looking for them compiles them."""
-    if device.type != "cpu" or recipe.backend != "auto" or recipe.routing == "dynamic" or recipe.precision == "full":
+    routed = recipe.network == "caps" and recipe.routing != "dynamic" and recipe.precision != "full"
+    if device.type != "cpu" or recipe.backend != "auto" or not routed:
         return ""
     why = why_no_library()
     return f"there are no kernels for this CPU, so training takes some 25 times as long: {why}" if why else ""
