@@ -365,10 +365,30 @@ def test_hold_out_leaves_no_class_empty():
     few = split_of(n=10, classes=5)
     for fraction in (0.01, 0.99):
         assert [part.labels.bincount().tolist() for part in hold_out(few, fraction, 0)] == [[1] * 5] * 2
-    with pytest.raises(DataError, match="class 4 has one image"):
+    with pytest.raises(DataError, match="class 4 has one of images"):
         hold_out(split_of(n=9, classes=5), 0.5, 0)
     with pytest.raises(ValueError, match="fraction must be between 0 and 1, got 1"):
         hold_out(few, 1, 0)
+
+
+def test_hold_out_of_objects_leaves_none_in_both_parts():
+    """Objects are numbered within their class."""
+    label, instance = torch.arange(300) % 3, torch.arange(300) // 3 % 5
+    info = torch.stack([instance, *[torch.zeros(300, dtype=torch.int64)] * 3], 1)
+    split = Split(torch.zeros(300, 1, 1, 1, dtype=torch.uint8), label, info)
+    chosen = set()
+    for seed in range(20):
+        parts = hold_out(split, 0.2, seed, "objects")
+        train, held = ({(c, i) for c, i in zip(p.labels.tolist(), p.info[:, 0].tolist(), strict=True)} for p in parts)
+        assert not train & held
+        assert [len(p.labels) for p in parts] == [240, 60]
+        assert sorted(c for c, _ in held) == [0, 1, 2]
+        chosen |= held
+    assert len(chosen) == 15
+    with pytest.raises(DataError, match="of which object"):
+        hold_out(split_of(n=10, classes=5), 0.2, 0, "objects")
+    with pytest.raises(ValueError, match=r"what must be one of .*, got 'toys'"):
+        hold_out(split, 0.2, 0, "toys")
 
 
 def test_viewpoints_are_those_of_table_2(tmp_path):

@@ -7,6 +7,7 @@ import torch
 from scipy import stats
 
 from vbcaps.evaluate import Scorer, evaluate, predict_scores, probabilities, summary, wilson
+from vbcaps.step import WARM_UP
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +65,15 @@ def test_a_scorer_sees_the_weights_as_they_are_now(net):
     with torch.no_grad():
         net.class_caps.weight.neg_()
     assert not torch.equal(score(), before)
+
+
+def test_the_batches_that_warm_a_capture_up_may_pass_the_last(net):
+    net.eval()
+    score = Scorer(net, tiny.split(9, 0).images, VIEW, batch=8)
+    for _ in range(WARM_UP):
+        score.work()
+    torch.testing.assert_close(score(), predict_scores(net, tiny.split(9, 0).images, VIEW))
+    assert score.batches < WARM_UP
 
 
 def test_scores_of_saturated_logits_still_rank():

@@ -34,6 +34,7 @@ def test_the_choices_are_those_of_the_modules_that_know_them():
         stem=models.STEMS, routing=tuple(ROUTINGS), activation=vb.ACTIVATIONS, precision=prior.PRECISIONS,
         learn=prior.NAMES, init=layers.INITS, backend=route.BACKENDS, loss_on=losses.NLL_ON,
         standardise=augment.STANDARDISE, fill=augment.FILL, viewpoint=tuple(sorted(splits.FAMILIAR)),
+        hold_out=splits.HELD,
     )  # fmt: skip
     assert {field: CHOICES[field] for field in theirs} == theirs
     assert RANGES["crop"] == (models.IMAGE_SIZES[0], models.IMAGE_SIZES[-1])
@@ -180,6 +181,7 @@ def test_an_average_of_weights_forgets_how_they_began():
         (dict(schedule="steps", milestones=(5, 3)), "milestones must be rising"),
         (dict(epochs=3, warmup=3.0), "warmup must be shorter than epochs=3"),
         (dict(dataset="mnist", viewpoint="azimuth"), "viewpoint needs dataset='smallnorb', got 'mnist'"),
+        (dict(dataset="mnist", hold_out="objects"), "hold_out='objects' needs dataset='smallnorb', got 'mnist'"),
         (dict(match=0.1), "match needs familiar views"),
         (dict(viewpoint="azimuth", match=0.1, validation=0.2), "validation=0.2 must be 0"),
         (dict(image_size=40), "image_size=40 .* needs data"),

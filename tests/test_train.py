@@ -13,6 +13,7 @@ from vbcaps.data import View, load
 from vbcaps.learner import Learner, NonFinite, epoch_plan
 from vbcaps.losses import nll_loss
 from vbcaps.run import RunError, load_weights
+from vbcaps.step import WARM_UP
 from vbcaps.train import Interrupted, evaluate, fit, pick_device, predict_scores
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -114,6 +115,15 @@ def test_an_incomplete_batch_is_left_out_unless_it_is_all_there_is():
     assert learner_of(batch=20).steps == 2
     alone = learner_of(batch=100)
     assert (alone.steps, alone.batch) == (1, 48)
+
+
+def test_the_steps_that_warm_a_capture_up_may_pass_the_end_of_the_epoch():
+    learner = learner_of(batch=48)
+    learner.begin()
+    for _ in range(WARM_UP):
+        learner.work()
+    assert learner.steps < WARM_UP
+    assert learner.totals().loss > 0
 
 
 @pytest.mark.gpu

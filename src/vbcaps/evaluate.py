@@ -95,7 +95,7 @@ class Scorer:
 
     @torch.no_grad()
     def work(self) -> None:
-        index = self.at + self.steps
+        index = (self.at + self.steps) % len(self.scores)  # a capture goes on past the end, and is put back
         images = self.images.index_select(0, index.clamp(max=self.count - 1))  # the last batch is filled up
         x = self.view.crops(images, self.crops)  # k n channel y x
         scores = probabilities(self.net, self.net(x.flatten(0, 1)))

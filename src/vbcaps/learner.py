@@ -133,7 +133,7 @@ class Learner:
 
     def work(self) -> None:
         """Gather, augment, forward, loss, backward, update, average."""
-        k = self.k
+        k = self.k.clamp(max=self.steps - 1)  # a capture may go past the end of the epoch, and is put back
         self.rate.copy_(self.rates.index_select(0, k))
         x, y = self.images(k)
         self.optimiser.zero_grad(set_to_none=True)
@@ -147,7 +147,7 @@ class Learner:
             wrong = (out.logits.argmax(1) != y).sum()
             self.sums.add_(torch.stack([loss.detach() * self.share, wrong]))
             self.bad.copy_(torch.where(loss.isfinite(), self.bad, torch.minimum(self.bad, k)))
-            k.add_(1)
+            self.k.add_(1)
 
     def images(self, k: Tensor) -> tuple[Tensor, Tensor]:
         index = self.order.index_select(0, k)[0]

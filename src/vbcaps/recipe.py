@@ -20,7 +20,8 @@ CHOICES: dict[str, tuple[str, ...]] = dict(
     learn=("alpha0", "m0", "kappa0", "Psi0", "nu0"), init=("glorot", "identity"),
     backend=("auto", "reference", "triton", "cpu"), loss=("nll", "spread"), loss_on=("activations", "logits"),
     optimiser=("adam", "sgd"), schedule=("constant", "exponential", "steps", "cosine", "onecycle"),
-    viewpoint=("azimuth", "elevation"), standardise=("image", "crop", "dataset", "none"), fill=("black", "mean"),
+    viewpoint=("azimuth", "elevation"), hold_out=("images", "objects"),
+    standardise=("image", "crop", "dataset", "none"), fill=("black", "mean"),
 )  # fmt: skip
 # Number fields: the smallest and the largest value allowed.
 RANGES: dict[str, tuple[float, float]] = dict(
@@ -51,6 +52,7 @@ class Recipe:
     data: str | None = _field(None, "a folder of your own images, one folder for each class, in place of the dataset")
     image_size: int | None = _field(None, "side to which your own images are resized; that of the crop where not given")
     validation: float = _field(0.0, "share of each class of the training images that is held out; 0: train on all")
+    hold_out: str = _field("images", "what is held out: images at random, or whole objects of smallNORB")
     split: int = _field(0, "which random share is held out, the same for every seed")
     test: bool = _field(False, "test the best weights once, at the end; without a validation share the last always are")
     viewpoint: str | None = _field(None, "smallNORB: train on some azimuths or elevations, test on the others")
@@ -148,6 +150,8 @@ class Recipe:
             raise ValueError(f"warmup must be shorter than epochs={self.epochs}, got {self.warmup:g}")
         if self.viewpoint is not None and (self.dataset != "smallnorb" or self.data is not None):
             raise ValueError(f"viewpoint needs dataset='smallnorb', got {self.data or self.dataset!r}")
+        if self.hold_out == "objects" and (self.dataset != "smallnorb" or self.data is not None):
+            raise ValueError(f"hold_out='objects' needs dataset='smallnorb', got {self.data or self.dataset!r}")
         if self.match and self.viewpoint is None and (self.dataset != "affnist" or self.data is not None):
             raise ValueError("match needs familiar views: a viewpoint of smallNORB, or dataset='affnist'")
         if self.match and self.validation:

@@ -223,7 +223,7 @@ def prepare(recipe: Recipe, folder: str | Path | None, device: torch.device) -> 
         familiar = load("mnist", folder).test
     validation = familiar if recipe.match else None
     if recipe.validation:
-        train, validation = hold_out(train, recipe.validation, recipe.split)
+        train, validation = hold_out(train, recipe.validation, recipe.split, recipe.hold_out)
     view = recipe.view().fit(train)
     view.train(train.images[:1], torch.zeros(1, view.draws))  # a crop that does not fit is an error now
     view.test(test.images[:1])
