@@ -10,8 +10,7 @@ that without --peer it is done for one network, in training, at two batches.
 
 Without a filter it measures the four networks at four batches, and EM beside VB for one of them. A peer that does not
 fit into memory leaves a row that says so. That ours computes what the peer does is checked on what the first call
-gives, the loss or the logits; where it does not, the row says so and the script fails in the end. train_step.csv holds
-rows of an earlier form of this script.
+gives, the loss or the logits; where it does not, the row says so and the script fails in the end.
 """
 
 import argparse
