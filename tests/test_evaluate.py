@@ -67,6 +67,16 @@ def test_a_scorer_sees_the_weights_as_they_are_now(net):
     assert not torch.equal(score(), before)
 
 
+def test_scores_are_computed_without_tf32_and_leave_the_setting_alone(net):
+    seen, cudnn = [], torch.backends.cudnn
+    hook = net.register_forward_hook(lambda *_: seen.append((cudnn.enabled, cudnn.allow_tf32)))
+    before = cudnn.allow_tf32
+    predict_scores(net, tiny.split(9, 0).images, VIEW)
+    hook.remove()
+    assert seen == [(True, False)]
+    assert cudnn.allow_tf32 == before
+
+
 def test_the_batches_that_warm_a_capture_up_may_pass_the_last(net):
     net.eval()
     score = Scorer(net, tiny.split(9, 0).images, VIEW, batch=8)
