@@ -98,7 +98,7 @@ class Scorer:
         index = (self.at + self.steps) % len(self.scores)  # a capture goes on past the end, and is put back
         images = self.images.index_select(0, index.clamp(max=self.count - 1))  # the last batch is filled up
         x = self.view.crops(images, self.crops)  # k n channel y x
-        with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):  # a CPU is to find the same
+        with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):  # as a CPU does
             scores = probabilities(self.net, self.net(x.flatten(0, 1)))
         self.scores.index_copy_(0, index, scores.unflatten(0, x.shape[:2]).mean(0))
         self.at.add_(self.batch)
