@@ -36,30 +36,35 @@ D = 16
 def vb_route(
     a: Tensor, pose: Tensor, W: Tensor, place: Tensor | None, child: Tensor, parents: Tensor, seen: Tensor,
     alpha0: Tensor, m0: Tensor, kappa0: Tensor, inv_psi0: Tensor, nu0: Tensor, beta_a: Tensor, beta_u: Tensor,
-    types: int, iters: int, wishart: bool, paper: bool,
+    types: int, iters: int, wishart: bool, paper: bool, through_last: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """logit, m, alpha, kappa, psi, nu, r; and for the backward pass the moments of every iteration."""
     v = Votes(a, pose, W, place, child, parents, seen, types)
     out = vb_route_shapes(a, pose, W, place, child, parents, seen, alpha0, m0, kappa0, inv_psi0, nu0, beta_a, beta_u,
-                          types, iters, wishart, paper)  # fmt: skip
+                          types, iters, wishart, paper, through_last)  # fmt: skip
     logit, m, alpha, kappa, psi, nu, r, rj, early_m, S, E_ln_pi, E_lndet = out
     lam, K = torch.empty_like(m), torch.empty_like(logit)
     prior = (alpha0, kappa0, nu0, inv_psi0)
     run, (_, N, L, I, J) = passes_for(a), v.sizes
     parts = run.parts(a, L, I, J, types)
-    for t in range(iters):
-        last = t == iters - 1
-        m_t = m if last else early_m[t]
-        spread = S[t : t + 1] if parts == 1 else new_poses(a, parts, L, J, N)
-        run.moments(v, r[t - 1] if t else None, kappa0, m0, rj[t], m_t, spread)
-        if last:
-            run.vb_logit(
-                rj[t], spread, prior, beta_a, beta_u, S[t], logit, alpha, kappa, psi, nu, E_ln_pi, E_lndet,
-                wishart, paper,
-            )  # fmt: skip
-        else:
-            run.vb_parent(rj[t], spread, prior, S[t], lam, K, wishart)
-            run.scores(v, m_t, lam, K, r[t])
+
+    def passes() -> None:
+        for t in range(iters):
+            last = t == iters - 1
+            m_t = m if last else early_m[t]
+            spread = S[t : t + 1] if parts == 1 else new_poses(a, parts, L, J, N)
+            run.moments(v, r[t - 1] if t else None, kappa0, m0, rj[t], m_t, spread)
+            if last:
+                run.vb_logit(
+                    rj[t], spread, prior, beta_a, beta_u, S[t], logit, alpha, kappa, psi, nu, E_ln_pi, E_lndet,
+                    wishart, paper,
+                )  # fmt: skip
+            else:
+                run.vb_parent(rj[t], spread, prior, S[t], lam, K, wishart)
+                run.scores(v, m_t, lam, K, r[t])
+
+    run.compile_first(passes, "vb", a.device, v.sizes, len(W), types, iters, wishart, paper)
+    passes()
     return out
 
 
@@ -67,7 +72,7 @@ def vb_route(
 def vb_route_shapes(
     a: Tensor, pose: Tensor, W: Tensor, place: Tensor | None, child: Tensor, parents: Tensor, seen: Tensor,
     alpha0: Tensor, m0: Tensor, kappa0: Tensor, inv_psi0: Tensor, nu0: Tensor, beta_a: Tensor, beta_u: Tensor,
-    types: int, iters: int, wishart: bool, paper: bool,
+    types: int, iters: int, wishart: bool, paper: bool, through_last: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     (L, I), N, J = child.shape, a.shape[1], W.shape[1]
     scalar, new, vector = (L, J, N), a.new_empty, functools.partial(new_poses, a)
@@ -85,7 +90,7 @@ def vb_route_backward(
     dnu: Tensor | None, a: Tensor, pose: Tensor, W: Tensor, place: Tensor | None, child: Tensor, parents: Tensor,
     seen: Tensor, alpha0: Tensor, m0: Tensor, kappa0: Tensor, inv_psi0: Tensor, nu0: Tensor, beta_u: Tensor,
     m: Tensor, r: Tensor, rj: Tensor, early_m: Tensor, S: Tensor, E_ln_pi: Tensor, E_lndet: Tensor,
-    types: int, iters: int, wishart: bool, paper: bool, prior: bool,
+    types: int, iters: int, wishart: bool, paper: bool, through_last: bool, prior: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of a, pose, W; and, where `prior`, of alpha0, m0, kappa0, inv_psi0, nu0."""
     v = Votes(a, pose, W, place, child, parents, seen, types)
@@ -100,6 +105,9 @@ def vb_route_backward(
     U0, U1, U2 = new(parts, *scalar), vector(parts, *scalar), vector(parts, *scalar)
     gamma = new(3, T if prior else 0, *scalar)  # of alpha, kappa, nu
     coef = run.new_terms(v, T)
+    if through_last:  # nothing comes from the iterations before
+        for x in (dR, gb, gS, gamma, coef):
+            x.zero_()
 
     def parent(t: int) -> None:
         last = t == T - 1
@@ -109,15 +117,22 @@ def vb_route_backward(
             gb[t], gS[t], gr, *run.terms(coef, t, T), gamma[:, t] if prior else None, wishart, paper,
         )  # fmt: skip
 
-    parent(T - 1)
-    for t in range(T - 1, -1, -1):
-        r_t = r[t - 1] if t else None
-        m_t = m if t == T - 1 else early_m[t]
-        run.grad_responsibilities(v, m_t, gb[t], gS[t], gr, r_t, dR[t - 1], s, da, add=t < T - 1)
-        if t:
-            run.grad_scores(v, early_m[t - 1], r_t, s, dR[t - 1], U0, U1, U2)
-            parent(t - 1)
-    dpose, dW = run.grad_votes(v, m, coef, r, dR, T)
+    def passes() -> tuple[Tensor, Tensor]:
+        parent(T - 1)
+        for t in range(T - 1, T - 2 if through_last else -1, -1):
+            r_t = r[t - 1] if t else None
+            m_t = m if t == T - 1 else early_m[t]
+            run.grad_responsibilities(v, m_t, gb[t], gS[t], gr, r_t, dR[t - 1], s, da, add=t < T - 1)
+            if t and not through_last:
+                run.grad_scores(v, early_m[t - 1], r_t, s, dR[t - 1], U0, U1, U2)
+                parent(t - 1)
+        return run.grad_votes(v, m, coef, r, dR, T)
+
+    given = tuple(g is None for g in (dm, dalpha, dkappa, dpsi, dnu))
+    run.compile_first(
+        passes, "vb backward", a.device, v.sizes, len(W), types, T, wishart, paper, through_last, prior, given
+    )
+    dpose, dW = passes()
     if not prior:
         return da, dpose, dW, new(0), new(0), new(0), new(0), new(0)
     # m = (sum R V + kappa0 m0) / kappa and S = sum R (V - m)^2 + kappa0 (m0 - m)^2, of which m is the minimum.
@@ -128,9 +143,9 @@ def vb_route_backward(
     dkappa0 = dkappa0 + (gap * (gb + gap * gS)).sum((0, 1, 3, 4, 5))
     dm0 = (k0 * (gb + 2 * gap * gS)).sum((0, 1, 3)).view(J, D)
     dinv_psi0 = gS.sum((0, 1, 3)).view(J, D)
-    given = (alpha0, m0, kappa0, inv_psi0, nu0)
+    priors = (alpha0, m0, kappa0, inv_psi0, nu0)
     dprior = (dalpha0, dm0, dkappa0, dinv_psi0, dnu0)
-    return da, dpose, dW, *(g.sum_to_size(p.shape) for g, p in zip(dprior, given, strict=True))
+    return da, dpose, dW, *(g.sum_to_size(p.shape) for g, p in zip(dprior, priors, strict=True))
 
 
 @vb_route_backward.register_fake
@@ -142,7 +157,7 @@ def _(*args: Any) -> tuple[Tensor, ...]:
 
 
 def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
-    *tensors, ctx.types, ctx.iters, ctx.wishart, ctx.paper = inputs
+    *tensors, ctx.types, ctx.iters, ctx.wishart, ctx.paper, ctx.through_last = inputs
     _, m, _, _, _, _, *moments = output
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*tensors, m, *moments)
@@ -155,12 +170,12 @@ def _backward(ctx: Any, dlogit: Tensor | None, *grads: Tensor | None) -> tuple[T
     of_posterior = [None if g is None else g.contiguous() for g in grads[:5]]  # m, alpha, kappa, psi, nu
     da, dpose, dW, *dprior = vb_route_backward(
         dlogit, *of_posterior, *votes_and_priors, beta_u, m, r, rj, early_m, S, E_ln_pi, E_lndet,
-        ctx.types, ctx.iters, ctx.wishart, ctx.paper, prior,
+        ctx.types, ctx.iters, ctx.wishart, ctx.paper, ctx.through_last, prior,
     )  # fmt: skip
     dbeta_a = dlogit.sum((0, 2)) if ctx.needs_input_grad[12] else None
     dbeta_u = -(dlogit * rj[-1] if ctx.paper else dlogit).sum((0, 2)) if ctx.needs_input_grad[13] else None
     dprior = dprior if prior else [None] * 5
-    return da, dpose, dW, None, None, None, None, *dprior, dbeta_a, dbeta_u, None, None, None, None
+    return da, dpose, dW, None, None, None, None, *dprior, dbeta_a, dbeta_u, None, None, None, None, None
 
 
 vb_route.register_autograd(_backward, setup_context=_save)
@@ -176,6 +191,7 @@ def vb_routing_fused(
     place: Tensor | None = None,
     iters: int = 3,
     activation: str = "released",
+    through: str = "all",
     beta_a: Tensor,
     beta_u: Tensor,
     posterior: bool = True,
@@ -207,6 +223,7 @@ def vb_routing_fused(
         iters,
         prior.precision == "wishart",
         activation == "paper",
+        through == "last",
     )
     means = poses_first(m)
     if not posterior:
