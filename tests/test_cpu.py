@@ -168,6 +168,14 @@ def test_outputs_and_gradients_are_within_the_error_budget(kind, drawn, iters):
 
 
 @needs_kernels
+@pytest.mark.parametrize("kind", ["vb-gamma-released", "vb-wishart-paper-learned"])
+@pytest.mark.parametrize("iters", [1, 3])
+def test_gradients_through_the_last_iteration_are_within_the_error_budget(kind, iters):
+    routing = make_routing(kind, 3, iters)
+    routing.through = "last"
+    assert_within_budget(make_problem(routing))
+
+
 @pytest.mark.parametrize("kind", ["vb-gamma-released", "em"])
 @pytest.mark.parametrize("batch", [1, 32])
 def test_the_papers_first_layer_is_within_the_error_budget(kind, batch):

@@ -347,6 +347,18 @@ def test_priors_at_the_ends_of_their_range_give_finite_outputs_and_gradients(pre
         assert x.isfinite().all(), name
 
 
+@pytest.mark.parametrize("case", ["vb-gamma-paper-typed", "vb-wishart-released-fixed"])
+@pytest.mark.parametrize("iters", [1, 3])
+def test_gradients_through_the_last_iteration_are_within_the_error_budget(case, iters):
+    routing = make_routing(case, 2, iters)
+    routing.through = "last"
+    p = problem(routing, size=(2, 3), kernel=(2, 2), types=2, parents=2)
+    assert_kernel_equals_reference(p)
+    through_last = routed(p)
+    routing.through = "all"
+    assert torch.equal(through_last["dpose"], routed(p)["dpose"]) == (iters == 1)
+
+
 # --- the operators ----------------------------------------------------------------------------------------------
 
 

@@ -31,8 +31,8 @@ def test_every_field_has_a_type_a_default_and_a_meaning():
 
 def test_the_choices_are_those_of_the_modules_that_know_them():
     theirs = dict(
-        stem=models.STEMS, routing=tuple(ROUTINGS), activation=vb.ACTIVATIONS, precision=prior.PRECISIONS,
-        learn=prior.NAMES, init=layers.INITS, backend=route.BACKENDS, loss_on=losses.NLL_ON,
+        stem=models.STEMS, routing=tuple(ROUTINGS), activation=vb.ACTIVATIONS, through=vb.THROUGH,
+        precision=prior.PRECISIONS, learn=prior.NAMES, init=layers.INITS, backend=route.BACKENDS, loss_on=losses.NLL_ON,
         standardise=augment.STANDARDISE, fill=augment.FILL, viewpoint=tuple(sorted(splits.FAMILIAR)),
         hold_out=splits.HELD,
     )  # fmt: skip

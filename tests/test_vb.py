@@ -288,6 +288,27 @@ def test_gradcheck_of_routing_in_inputs_offsets_and_every_prior(precision, activ
         assert grad.abs().max() > 0, name
 
 
+@PRECISIONS
+def test_through_the_last_iteration_responsibilities_are_as_if_given(precision):
+    module, a, V, child = small_routing(precision, "paper", iters=3)
+    leaves = [x.requires_grad_() for x in (a, V)] + list(module.prior.parameters())
+    expected_logit, expected = module(a, V, child)
+    module.through = "last"
+    logit, q = module(a, V, child)
+    assert torch.equal(logit, expected_logit)
+    assert all(torch.equal(x, y) for x, y in zip(q, expected, strict=True))
+    given = update_q_parameters(q.r.detach(), a, V, module.prior(), precision)
+
+    def gradients(of):
+        return torch.autograd.grad(sum(x.sin().sum() for x in of[:5]), leaves, retain_graph=True)
+
+    for x, y in zip(gradients(q), gradients(given), strict=True):
+        torch.testing.assert_close(x, y)
+    assert not torch.allclose(gradients(q)[1], gradients(expected)[1])
+    with pytest.raises(ValueError, match=r"through must be one of .*, got 'first'"):
+        VBRouting(2, through="first")
+
+
 @pytest.mark.parametrize("precision", ["gamma", "full"])
 def test_gradcheck_of_the_elbo_and_entropies(precision):
     module, a, V, child = small_routing(precision, iters=2)

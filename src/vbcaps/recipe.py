@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # PyTorch takes seconds to import, and a recipe can be listed
 # A test holds these words to the modules that give them a meaning.
 CHOICES: dict[str, tuple[str, ...]] = dict(
     network=("caps", "cnn"), stem=("conv", "residual"), routing=("vb", "em", "dynamic"),
-    activation=("released", "paper"), precision=("gamma", "wishart", "full"),
+    activation=("released", "paper"), through=("all", "last"), precision=("gamma", "wishart", "full"),
     learn=("alpha0", "m0", "kappa0", "Psi0", "nu0"), init=("glorot", "identity"),
     backend=("auto", "reference", "triton", "cpu"), loss=("nll", "spread"), loss_on=("activations", "logits"),
     optimiser=("adam", "sgd"), schedule=("constant", "exponential", "steps", "cosine", "onecycle"),
@@ -31,7 +31,7 @@ RANGES: dict[str, tuple[float, float]] = dict(
     weight_decay=(0, 1), warmup=(0, 100_000), decay=(0, 1), final=(0, 1), ema=(0, 0.999999), save_seconds=(0, math.inf),
 )  # fmt: skip
 PRIOR = ("alpha0", "m0", "kappa0", "psi0", "nu0")
-VB_ONLY = ("activation", "precision", *PRIOR, "learn")
+VB_ONLY = ("activation", "through", "precision", *PRIOR, "learn")
 CAPS_ONLY = ("routing", "iters", *VB_ONLY, "norm_pose", "init", "noise", "backend")
 
 
@@ -76,6 +76,7 @@ class Recipe:
     routing: str = _field("vb", "Variational Bayes, EM, or Dynamic")
     iters: int = _field(3, "routing iterations")
     activation: str = _field("released", "VB: the rule of the released code, or the one printed in the paper")
+    through: str = _field("all", "VB: gradients go back through all iterations, or through the last")
     precision: str = _field("gamma", "VB: what the precision of a pose is")
     alpha0: float = _field(1.0, "VB: prior of the mixing proportions")
     m0: float = _field(0.0, "VB: prior mean of a pose")
@@ -182,7 +183,7 @@ class Recipe:
             return ConvNet(self.arch, in_channels, classes, self.crop, self.stem)
         options: dict[str, Any] = dict(iters=self.iters)
         if self.routing == "vb":
-            options |= dict(activation=self.activation, prior=self.prior())
+            options |= dict(activation=self.activation, through=self.through, prior=self.prior())
         return CapsNet(
             self.arch, in_channels, classes, self.crop, self.routing, self.stem, routing_options=options,
             init=self.init, noise=self.noise, norm_pose=self.norm_pose, logit_scale=self.loss_on == "logits",

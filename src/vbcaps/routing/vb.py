@@ -29,6 +29,7 @@ from vbcaps.prior import Prior, PriorValues
 from vbcaps.routing.fields import Fields, check_iters, check_routing_inputs, softmax_over_parents
 
 ACTIVATIONS = ("released", "paper")
+THROUGH = ("all", "last")
 
 
 class Posterior(NamedTuple):
@@ -89,6 +90,7 @@ def vb_routing(
     children: int | None = None,
     iters: int = 3,
     activation: str = "released",
+    through: str = "all",
     beta_a: Tensor | float = 0.0,
     beta_u: Tensor | float = 0.0,
 ) -> tuple[Tensor, Posterior]:
@@ -104,6 +106,8 @@ def vb_routing(
         activation: the rule for the logit. ``"released"``, as in the authors' code: ``beta_a - (exp(E[ln pi_j]) H_j +
             beta_u)`` with the entropy ``H_j = D/2 ln(2 pi e) - E[ln|Lambda_j|]/2``. ``"paper"``, as printed:
             ``beta_a - (beta_u + E[ln pi_j] + E[ln|Lambda_j|]) r_j``, in which agreement lowers the activation.
+        through: gradients go back through ``"all"`` iterations, or only through the ``"last"`` update of q(pi, mu,
+            Lambda), as if the responsibilities it used were given.
         beta_a, beta_u: the offsets of that rule, a number or one per type ``j``.
 
     Returns:
@@ -112,6 +116,7 @@ def vb_routing(
     children = check_routing_inputs(a, V, child, children, iters)
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation must be one of {ACTIVATIONS}, got {activation!r}")
+    check_through(through)
     check_prior(prior, *V.shape[3:])
     p, dtype = prior(), V.dtype
     if prior.precision == "full":  # float32 cannot factorise I + 1e8 x x^T
@@ -125,6 +130,7 @@ def vb_routing(
         if t < iters - 1:  # nothing would read the last q(z)
             ln_p = 0.5 * (E_lndet[:, :, None] - expected_mahalanobis(V, q))
             r = softmax_over_parents(E_ln_pi[:, :, None] + ln_p, child, children)
+            r = r.detach() if through == "last" else r
 
     if activation == "paper":
         r_j = (r * a[..., None]).sum(2)
@@ -192,6 +198,11 @@ def elbo(a: Tensor, V: Tensor, q: Posterior, prior: Prior) -> ELBO:
     return ELBO(total, likelihood, assignment, responsibility, kl_pi, kl_parameters)
 
 
+def check_through(through: str) -> None:
+    if through not in THROUGH:
+        raise ValueError(f"through must be one of {THROUGH}, got {through!r}")
+
+
 def check_prior(prior: Prior, types: int, dim: int) -> None:
     if prior.dim != dim:
         raise ValueError(f"prior was made for dim={prior.dim}, the poses have {dim} entries")
@@ -203,15 +214,23 @@ class VBRouting(nn.Module):
     """``vb_routing`` with a prior and the learned offsets of its activation; the module keeps a copy of ``prior``."""
 
     def __init__(
-        self, types: int, dim: int = 16, *, iters: int = 3, activation: str = "released", prior: Prior | None = None
+        self,
+        types: int,
+        dim: int = 16,
+        *,
+        iters: int = 3,
+        activation: str = "released",
+        through: str = "all",
+        prior: Prior | None = None,
     ):
         super().__init__()
         if activation not in ACTIVATIONS:
             raise ValueError(f"activation must be one of {ACTIVATIONS}, got {activation!r}")
+        check_through(through)
         check_iters(iters)
         prior = Prior(dim=dim) if prior is None else copy.deepcopy(prior)
         check_prior(prior, types, dim)
-        self.iters, self.activation, self.prior = iters, activation, prior
+        self.iters, self.activation, self.through, self.prior = iters, activation, through, prior
         self.beta_a = nn.Parameter(torch.zeros(types))
         self.beta_u = nn.Parameter(torch.zeros(types))
 
@@ -224,6 +243,7 @@ class VBRouting(nn.Module):
             children=children,
             iters=self.iters,
             activation=self.activation,
+            through=self.through,
             beta_a=self.beta_a,
             beta_u=self.beta_u,
         )
@@ -247,10 +267,11 @@ class VBRouting(nn.Module):
             place=place,
             iters=self.iters,
             activation=self.activation,
+            through=self.through,
             beta_a=self.beta_a,
             beta_u=self.beta_u,
             posterior=posterior,
         )
 
     def extra_repr(self) -> str:
-        return f"iters={self.iters}, activation={self.activation!r}"
+        return f"iters={self.iters}, activation={self.activation!r}, through={self.through!r}"
