@@ -4,7 +4,9 @@ import dataclasses
 import json
 import math
 
+import numpy as np
 import pytest
+import scipy.ndimage
 import torch
 
 from vbcaps.data import Split, View
@@ -20,6 +22,7 @@ VIEWS = {
     "all, by the image": View(crop=9, pad=2, flip=True, brightness=1.0, contrast=1.0, fill="mean"),
     "as it is": View(crop=12, standardise="none", contrast=0.2),
 }
+TURNED = {"turned": View(crop=8, rotate=20.0, zoom=0.2, cutout=3)}
 
 
 def images_of(n: int = 5, c: int = 2, h: int = 12, w: int = 12) -> torch.Tensor:
@@ -165,6 +168,54 @@ def test_crops():
             view.crops(image, k)
 
 
+@pytest.mark.parametrize("flip", [False, True])
+def test_turned_and_enlarged_windows_are_those_of_scipy(flip):
+    view, images = View(crop=7, pad=3, standardise="none", flip=flip, rotate=50.0, zoom=0.4), images_of(4, 2, 12, 15)
+    u = torch.rand(4, view.draws, generator=torch.Generator().manual_seed(1))
+    found = view.train(images, u)
+    for image, numbers, x in zip(images.double() / 255, u.tolist(), found, strict=True):
+        top, left = (math.floor(v * (size + 6 - 7 + 1)) - 3 for v, size in zip(numbers, (12, 15), strict=False))
+        mirror = -1 if flip and numbers[2] < 0.5 else 1
+        angle, size = math.radians(50) * (2 * numbers[-2] - 1), 1 + 0.4 * (2 * numbers[-1] - 1)
+        step = np.arange(7) - 3.0
+        y, across = np.meshgrid(step, mirror * step, indexing="ij")
+        rows = top + 3 + (math.cos(angle) * y - math.sin(angle) * across) / size
+        cols = left + 3 + (math.sin(angle) * y + math.cos(angle) * across) / size
+        for channel, out in zip(image.numpy(), x, strict=True):
+            expected = scipy.ndimage.map_coordinates(channel, [rows, cols], order=1, mode="grid-constant")
+            np.testing.assert_allclose(out.numpy(), expected, atol=2e-6)
+
+
+def test_a_quarter_turn_moves_pixels_and_blurs_none():
+    image = images_of(1, 2, 8, 8)
+    x = View(crop=8, standardise="none", rotate=90.0).train(image, torch.tensor([[0.0, 0.0, 0.0]]))  # by -90 degrees
+    torch.testing.assert_close(x, torch.rot90(image, 1, (2, 3)).float() / 255, atol=1e-5, rtol=0)
+
+
+def test_a_view_that_may_turn_but_does_not_is_the_plain_one():
+    images, u = images_of(5), torch.rand(5, 3)
+    still = torch.cat([u[:, :2], torch.full((5, 1), 0.5)], 1)
+    turned = View(crop=8, rotate=30.0).train(images, still)
+    torch.testing.assert_close(turned, View(crop=8).train(images, u[:, :2]), atol=1e-5, rtol=1e-5)
+
+
+def test_cutout_blanks_a_square_anywhere():
+    view, images = View(crop=8, cutout=4), images_of(300, 1)
+    u = torch.rand(300, 4)
+    x, plain = view.train(images, u), View(crop=8).train(images, u[:, :2])
+    blank = (x == 0) & (plain != 0)
+    assert torch.equal(x[~blank], plain[~blank])
+    at = (u[:, 2:] * 8 - 2, u[:, 2:] * 8 + 2)
+    for k in range(300):
+        rows, cols = (
+            [i for i in range(8) if at[0][k, axis] <= i + 0.5 <= at[1][k, axis]] for axis in (0, 1)
+        )  # fmt: skip
+        square = torch.zeros(8, 8, dtype=torch.bool)
+        square[rows[0] : rows[-1] + 1, cols[0] : cols[-1] + 1] = True
+        assert torch.equal(x[k, 0] == 0, square | (plain[k, 0] == 0))
+    assert blank.float().mean((0, 1)).min() > 0.05  # every pixel is, sometimes
+
+
 def test_an_image_does_not_depend_on_its_batch():
     images, view = images_of(6), VIEWS["all"]
     u = torch.rand(6, view.draws)
@@ -177,6 +228,10 @@ def test_draws():
     assert [View(crop=4, flip=f, brightness=b, contrast=c).draws for f in (0, 1) for b in (0, 1) for c in (0, 1)] == [
         *(2, 3, 3, 4),
         *(3, 4, 4, 5),
+    ]
+    assert [View(crop=4, rotate=r, zoom=z, cutout=c).draws for r in (0, 9) for z in (0, 0.1) for c in (0, 2)] == [
+        *(2, 4, 3, 5),
+        *(3, 5, 4, 6),
     ]
 
 
@@ -194,6 +249,9 @@ def test_a_view_travels_as_json():
         (dict(fill="white"), "fill must be one of"),
         (dict(brightness=-0.1), "brightness must be from 0 to 1"),
         (dict(contrast=2.0), "contrast must be from 0 to 1"),
+        (dict(rotate=-1.0), "rotate must be from 0 to 180, got -1"),
+        (dict(zoom=1.0), "zoom must be from 0 to 0.9, got 1"),
+        (dict(cutout=9), "cutout must be from 0 to 8, got 9"),
         (dict(place=True, pad=2), "pad must be 0"),
         (dict(place=True, fill="mean"), "place"),
         (dict(standardise="crop", fill="mean"), "crop"),
@@ -220,11 +278,11 @@ def test_impossible_inputs():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("name", [*VIEWS, *TURNED])
 def test_a_view_can_be_captured(name):
     """As a CUDA graph, without a warm-up: no copy from the host, no waiting; and it gives what the CPU gives."""
     images = images_of(5, 2, 12, 12)
-    view = VIEWS[name].fit(Split(images, torch.zeros(5).long()))
+    view = (VIEWS | TURNED)[name].fit(Split(images, torch.zeros(5).long()))
     u = torch.rand(5, view.draws)
     x, v = images.cuda(), u.cuda()
     graph = torch.cuda.CUDAGraph()

@@ -154,3 +154,12 @@ def test_total_is_classification_plus_eta_times_vae():
 def test_losses_refuse_bad_arguments(call, error, message):
     with pytest.raises(error, match=re.escape(message)):
         call(*problem(4, 5))
+
+
+def test_smoothing_gives_a_share_of_the_label_to_all_classes():
+    logits, target = torch.randn(6, 4, dtype=torch.float64), torch.arange(6) % 4
+    label = 0.8 * torch.nn.functional.one_hot(target, 4) + 0.2 / 4
+    expected = -(label * logits.log_softmax(1)).sum(1).mean()
+    torch.testing.assert_close(nll_loss(logits, target, on="logits", smoothing=0.2), expected)
+    with pytest.raises(ValueError, match="smoothing must be at least 0 and below 1, got 1"):
+        nll_loss(logits, target, smoothing=1.0)

@@ -181,6 +181,8 @@ def test_an_average_of_weights_forgets_how_they_began():
         (dict(schedule="steps", milestones=(5, 3)), "milestones must be rising"),
         (dict(epochs=3, warmup=3.0), "warmup must be shorter than epochs=3"),
         (dict(dataset="mnist", viewpoint="azimuth"), "viewpoint needs dataset='smallnorb', got 'mnist'"),
+        (dict(loss="spread", smoothing=0.1), "smoothing belongs to loss='nll'"),
+        (dict(cutout=33), "cutout must not be larger than crop=32, got 33"),
         (dict(dataset="mnist", hold_out="objects"), "hold_out='objects' needs dataset='smallnorb', got 'mnist'"),
         (dict(match=0.1), "match needs familiar views"),
         (dict(viewpoint="azimuth", match=0.1, validation=0.2), "validation=0.2 must be 0"),

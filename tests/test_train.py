@@ -57,13 +57,22 @@ def test_an_epoch_is_a_pure_function_of_seed_and_epoch():
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, dict(optimiser="sgd", lr=0.1, weight_decay=1e-3), dict(ema=0.7), dict(loss_on="activations")]
+    "fields",
+    [
+        {},
+        dict(optimiser="sgd", lr=0.1, weight_decay=1e-3),
+        dict(optimiser="adamw", weight_decay=0.1, rotate=10.0),
+        dict(ema=0.7, smoothing=0.1),
+        dict(loss_on="activations"),
+    ],
 )
 def test_a_step_is_the_loop_everyone_writes(fields):
     learner = learner_of(**fields)
     r, net = learner.recipe, copy.deepcopy(learner.net)
     if r.optimiser == "adam":
         optimiser = torch.optim.Adam(net.parameters(), fused=True)
+    elif r.optimiser == "adamw":
+        optimiser = torch.optim.AdamW(net.parameters(), weight_decay=r.weight_decay, fused=True)
     else:
         optimiser = torch.optim.SGD(net.parameters(), momentum=r.momentum, weight_decay=r.weight_decay, fused=True)
     average = {name: x.clone() for name, x in net.state_dict().items()}
@@ -77,7 +86,7 @@ def test_a_step_is_the_loop_everyone_writes(fields):
         optimiser.param_groups[0]["lr"] = torch.tensor(r.learning_rate(k, 6)).item()
         optimiser.zero_grad()
         out = net(x)
-        loss = nll_loss(out.logits, y, on=r.loss_on)
+        loss = nll_loss(out.logits, y, on=r.loss_on, smoothing=r.smoothing)
         loss.backward()
         optimiser.step()
         total, wrong = total + loss.item(), wrong + int((out.logits.argmax(1) != y).sum())
@@ -128,7 +137,7 @@ def test_the_steps_that_warm_a_capture_up_may_pass_the_end_of_the_epoch():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
-@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+@pytest.mark.parametrize("optimiser", ["adam", "adamw", "sgd"])
 def test_a_captured_epoch_equals_an_eager_one(optimiser):
     fields = dict(optimiser=optimiser, lr=0.01, ema=0.9, backend="auto", arch=(8, 4, 4, 4))
     captured, eager = learner_of("cuda", **fields), learner_of("cuda", **fields)

@@ -96,9 +96,10 @@ class Learner:
     def make_optimiser(self) -> torch.optim.Optimizer:
         """Fused, so that it is one kernel that reads the learning rate from a tensor; its state is there at once."""
         r, parameters, lr = self.recipe, list(self.net.parameters()), self.rate[0, 0]
-        if r.optimiser == "adam":
+        if r.optimiser in ("adam", "adamw"):
             capturable = self.rate.is_cuda and self.group.size == 1
-            optimiser: torch.optim.Optimizer = torch.optim.Adam(
+            kind = torch.optim.Adam if r.optimiser == "adam" else torch.optim.AdamW
+            optimiser: torch.optim.Optimizer = kind(
                 parameters, lr=lr, weight_decay=r.weight_decay, fused=True, capturable=capturable
             )
             for p in parameters:
@@ -157,7 +158,7 @@ class Learner:
     def loss(self, out: Capsules | Scores, y: Tensor) -> Tensor:
         if self.recipe.loss == "spread":
             return spread_loss(out.activations, y, self.rate[0, 1])
-        return nll_loss(out.logits, y, on=self.recipe.loss_on)
+        return nll_loss(out.logits, y, on=self.recipe.loss_on, smoothing=self.recipe.smoothing)
 
     def average(self) -> None:
         """Of weights and of BatchNorm's statistics: those of the last step need not fit the average of weights."""

@@ -11,8 +11,10 @@ from vbcaps.models import Reconstruction
 NLL_ON = ("activations", "logits")
 
 
-def nll_loss(logits: Tensor, target: Tensor, *, on: str = "activations") -> Tensor:
+def nll_loss(logits: Tensor, target: Tensor, *, on: str = "activations", smoothing: float = 0.0) -> Tensor:
     """L_NLL = -sum_k y_k ln y^_k, mean over the batch; ``logits`` are ``n classes``, ``target`` is ``n``.
+
+    ``smoothing`` gives so much of the target's 1 to all classes alike.
 
     ``on="activations"`` puts a softmax on the sigmoid outputs, as the released code does: with outputs in (0, 1) it
     cannot fall below ln(1 + (classes - 1)/e), 0.905 for 5 classes, and so bounds itself. ``on="logits"`` puts it on the
@@ -21,8 +23,10 @@ def nll_loss(logits: Tensor, target: Tensor, *, on: str = "activations") -> Tens
     """
     if on not in NLL_ON:
         raise ValueError(f"on must be one of {NLL_ON}, got {on!r}")
+    if not 0 <= smoothing < 1:
+        raise ValueError(f"smoothing must be at least 0 and below 1, got {smoothing}")
     _check_target(logits, target)
-    return F.cross_entropy(logits.sigmoid() if on == "activations" else logits, target)
+    return F.cross_entropy(logits.sigmoid() if on == "activations" else logits, target, label_smoothing=smoothing)
 
 
 def spread_loss(activations: Tensor, target: Tensor, margin: float | Tensor) -> Tensor:

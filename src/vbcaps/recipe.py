@@ -19,14 +19,15 @@ CHOICES: dict[str, tuple[str, ...]] = dict(
     activation=("released", "paper"), through=("all", "last"), precision=("gamma", "wishart", "full"),
     learn=("alpha0", "m0", "kappa0", "Psi0", "nu0"), init=("glorot", "identity"),
     backend=("auto", "reference", "triton", "cpu"), loss=("nll", "spread"), loss_on=("activations", "logits"),
-    optimiser=("adam", "sgd"), schedule=("constant", "exponential", "steps", "cosine", "onecycle"),
+    optimiser=("adam", "adamw", "sgd"), schedule=("constant", "exponential", "steps", "cosine", "onecycle"),
     viewpoint=("azimuth", "elevation"), hold_out=("images", "objects"),
     standardise=("image", "crop", "dataset", "none"), fill=("black", "mean"),
 )  # fmt: skip
 # Number fields: the smallest and the largest value allowed.
 RANGES: dict[str, tuple[float, float]] = dict(
     validation=(0, 0.9), split=(0, 2**32 - 1), match=(0, 1), image_size=(8, 1024), seed=(0, 2**32 - 1),
-    crop=(20, 256), pad=(0, 64), brightness=(0, 1), contrast=(0, 1), iters=(1, 100),
+    crop=(20, 256), pad=(0, 64), brightness=(0, 1), contrast=(0, 1), rotate=(0, 180), zoom=(0, 0.9), cutout=(0, 256),
+    smoothing=(0, 0.9), iters=(1, 100),
     noise=(0, 1), batch=(1, 65536), epochs=(1, 100_000), lr=(0, 100), momentum=(0, 0.9999),
     weight_decay=(0, 1), warmup=(0, 100_000), decay=(0, 1), final=(0, 1), ema=(0, 0.999999), save_seconds=(0, math.inf),
 )  # fmt: skip
@@ -67,6 +68,9 @@ class Recipe:
     place: bool = _field(False, "put a training image anywhere in the crop, a test image at its centre")
     brightness: float = _field(0.0, "random brightness, up to this share; 0: off")
     contrast: float = _field(0.0, "random contrast, up to this share; 0: off")
+    rotate: float = _field(0.0, "turn training images at random, up to so many degrees either way; 0: off")
+    zoom: float = _field(0.0, "enlarge or reduce training images at random, up to this share; 0: off")
+    cutout: int = _field(0, "side of a square of training images, anywhere, that is blanked; 0: off")
 
     network: str = _field("caps", "capsules, or a plain CNN beside them: convolutions in the same fields")
     arch: tuple[int, ...] = _field(
@@ -91,12 +95,13 @@ class Recipe:
 
     loss: str = _field("nll", "negative log likelihood, or spread (its margin grows from 0.2 to 0.9 in half the run)")
     loss_on: str = _field("activations", "softmax of the activations, as released, or of scaled logits")
+    smoothing: float = _field(0.0, "nll: how much of a label goes to all classes alike")
     batch: int = _field(32, "images in a step, of all processes together")
     epochs: int = _field(350, "passes over the training images; an incomplete last batch is left out")
-    optimiser: str = _field("adam", "Adam, or SGD with momentum")
+    optimiser: str = _field("adam", "Adam, AdamW, or SGD with momentum")
     lr: float = _field(3e-3, "highest learning rate")
     momentum: float = _field(0.9, "of SGD")
-    weight_decay: float = _field(0.0, "L2 penalty, as part of the gradient")
+    weight_decay: float = _field(0.0, "L2 penalty, as part of the gradient; of AdamW beside it")
     schedule: str = _field("exponential", "how the learning rate falls")
     warmup: float = _field(0.0, "epochs in which the learning rate rises from 0, in any schedule")
     milestones: tuple[int, ...] = _field((), "steps: epochs after which the learning rate is multiplied by decay")
@@ -143,6 +148,10 @@ class Recipe:
             raise ValueError(f"network='cnn' has logits alone: loss_on must be 'logits', got {self.loss_on!r}")
         if self.loss == "spread" and self.loss_on != "activations":
             raise ValueError(f"loss='spread' is of activations, got loss_on={self.loss_on!r}")
+        if self.loss == "spread" and self.smoothing:
+            raise ValueError(f"smoothing belongs to loss='nll', got smoothing={self.smoothing} with loss='spread'")
+        if self.cutout > self.crop:
+            raise ValueError(f"cutout must not be larger than crop={self.crop}, got {self.cutout}")
         if self.schedule == "steps" and not self.milestones:
             raise ValueError("schedule='steps' needs milestones, epochs at which the learning rate falls; got none")
         if list(self.milestones) != sorted(set(self.milestones)) or any(m < 1 for m in self.milestones):
@@ -166,7 +175,8 @@ class Recipe:
 
         return View(
             crop=self.crop, pad=self.pad, standardise=self.standardise, flip=self.flip, place=self.place,
-            brightness=self.brightness, contrast=self.contrast, fill=self.fill,
+            brightness=self.brightness, contrast=self.contrast, rotate=self.rotate, zoom=self.zoom,
+            cutout=self.cutout, fill=self.fill,
         )  # fmt: skip
 
     def prior(self) -> "Prior":

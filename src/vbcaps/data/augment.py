@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vbcaps.data.dataset import Split
@@ -31,6 +32,10 @@ class View:
         place: the image is smaller than ``crop``; in training it lies anywhere in that frame (MNIST in 40x40).
         brightness, contrast: in training, values are scaled by a factor from 1 - b to 1 + b, and then their distance to
             the image's mean by one from 1 - c to 1 + c; 0 is off.
+        rotate, zoom: in training, the image is turned about the middle of the crop by up to so many degrees either way,
+            and enlarged by a factor from 1 - z to 1 + z; 0 is off.
+        cutout: in training, a square of so many pixels a side, anywhere, is set to what standardised images are on
+            average, 0; it may lie partly outside. 0 is off.
         fill: what lies outside the image: "black" (pad, then standardise, as the released code does), or the "mean"
             (standardise, then pad with zeros, as the paper says).
         mean, std: of the training set for ``standardise="dataset"``; ``fit`` measures them.
@@ -43,6 +48,9 @@ class View:
     place: bool = False
     brightness: float = 0.0
     contrast: float = 0.0
+    rotate: float = 0.0
+    zoom: float = 0.0
+    cutout: int = 0
     fill: str = "black"
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
@@ -61,6 +69,9 @@ class View:
         for name in ("brightness", "contrast"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
+        for name, most in (("rotate", 180), ("zoom", 0.9), ("cutout", self.crop)):
+            if not 0 <= getattr(self, name) <= most:
+                raise ValueError(f"{name} must be from 0 to {most}, got {getattr(self, name)}")
         if self.place and self.pad:
             raise ValueError(f"place finds its own frame: pad must be 0 with it, got {self.pad}")
         if self.fill == "mean" and (self.place or self.standardise == "crop"):
@@ -81,8 +92,9 @@ class View:
 
     @property
     def draws(self) -> int:
-        """How many uniform numbers an image takes in ``train``: top, left, flip, brightness, contrast."""
-        return 2 + self.flip + (self.brightness > 0) + (self.contrast > 0)
+        """How many uniform numbers an image takes in ``train``: top, left, flip, then what is on of the others."""
+        once = (self.brightness, self.contrast, self.rotate, self.zoom)
+        return 2 + self.flip + sum(strength > 0 for strength in once) + 2 * (self.cutout > 0)
 
     def train(self, images: Tensor, u: Tensor) -> Tensor:
         """Training input ``n c crop crop`` from bytes ``n c y x`` and uniform numbers in [0, 1), ``n draws``."""
@@ -91,13 +103,20 @@ class View:
             raise ValueError(f"u must have shape {(len(images), self.draws)}, got {tuple(u.shape)}")
         draw = iter(u.unbind(1))
         top, left = (self._corner(next(draw), size) for size in images.shape[2:])
-        x, inside = self._window(images, top, left, next(draw) < 0.5 if self.flip else None)
+        flip = next(draw) < 0.5 if self.flip else None
+        if self.rotate > 0 or self.zoom > 0:
+            angle = math.radians(self.rotate) * (2 * next(draw) - 1) if self.rotate > 0 else torch.zeros_like(u[:, 0])
+            size = 1 + self.zoom * (2 * next(draw) - 1) if self.zoom > 0 else torch.ones_like(u[:, 0])
+            x, inside = self._turned_window(images, top, left, flip, angle, size)
+        else:
+            x, inside = self._window(images, top, left, flip)
         if self.brightness > 0:
             x = (x * self._factor(next(draw), self.brightness)).clamp(0, 1)
         if self.contrast > 0:
             mean = x.mean((1, 2, 3), keepdim=True)
             x = (mean + (x - mean) * self._factor(next(draw), self.contrast)).clamp(0, 1)
-        return self._standard(x, images, inside)
+        x = self._standard(x, images, inside)
+        return x if self.cutout == 0 else x * self._outside_square(next(draw), next(draw))
 
     def test(self, images: Tensor) -> Tensor:
         """The central ``n c crop crop``; a smaller image gets a frame."""
@@ -153,6 +172,27 @@ class View:
         channel = torch.arange(c, device=images.device)[:, None, None]
         x = images[image, channel, rows.clamp(0, h - 1)[:, None, :, None], cols.clamp(0, w - 1)[:, None, None, :]]
         return x.float() / 255 * inside, inside
+
+    def _turned_window(
+        self, images: Tensor, top: Tensor, left: Tensor, flip: Tensor | None, angle: Tensor, size: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The same, turned by ``angle`` about the middle of the crop and ``size`` times as large; bilinear."""
+        h, w = images.shape[2:]
+        step = torch.arange(self.crop, device=images.device) - (self.crop - 1) / 2
+        across = step[None] if flip is None else torch.where(flip[:, None], -step, step)
+        y, x = step[None, :, None], across[:, None, :]  # from the middle of the crop
+        cos, sin = ((f(angle) / size)[:, None, None] for f in (torch.cos, torch.sin))
+        row = (top + (self.crop - 1) / 2)[:, None, None] + cos * y - sin * x  # n y x, in pixels of the image
+        col = (left + (self.crop - 1) / 2)[:, None, None] + sin * y + cos * x
+        inside = ((row > -1) & (row < h) & (col > -1) & (col < w))[:, None]
+        grid = torch.stack([(2 * col + 1) / w - 1, (2 * row + 1) / h - 1], -1)
+        return F.grid_sample(images.float() / 255, grid, padding_mode="zeros", align_corners=False), inside
+
+    def _outside_square(self, u: Tensor, v: Tensor) -> Tensor:
+        """0 in the square, 1 elsewhere: ``n 1 y x``. Its middle is anywhere in the crop."""
+        step = torch.arange(self.crop, device=u.device) + 0.5
+        near = [(step - at[:, None] * self.crop).abs() <= self.cutout / 2 for at in (u, v)]
+        return 1 - (near[0][:, None, :, None] & near[1][:, None, None, :]).float()
 
     def _standard(self, x: Tensor, images: Tensor, inside: Tensor) -> Tensor:
         if self.standardise == "none":
