@@ -105,54 +105,6 @@ def test_a_layer_asks_before_it_launches(routing, monkeypatch):
         layer(torch.rand(2, 3, 3, 2), torch.randn(2, 3, 3, 2, 4, 4))
 
 
-# --- compiling --------------------------------------------------------------------------------------------------
-
-
-class Kernel:
-    """Notes whether it was compiled or launched."""
-
-    def __init__(self):
-        self.calls = []
-
-    def warmup(self, *args, grid, **options):
-        self.calls.append(("compiled", grid, args, options))
-
-    def __getitem__(self, grid):
-        return lambda *args, **options: self.calls.append(("launched", grid, args, options))
-
-
-def test_kernels_are_compiled_before_they_are_launched_and_only_once(monkeypatch):
-    monkeypatch.setattr(launch_triton, "triton_interprets", lambda: False)
-    monkeypatch.setattr(launch_triton, "_compiled", set())
-    kernel = Kernel()
-
-    def passes():
-        launch_triton.launch(kernel, (2, 3), 1, 2, WARPS=4)
-
-    for _ in range(2):
-        launch_triton.compile_first(passes, "key", 1)
-        passes()
-    same = (2, 3), (1, 2), dict(WARPS=4)
-    assert kernel.calls == [("compiled", *same), ("launched", *same), ("launched", *same)]
-    launch_triton.compile_first(passes, "key", 2)
-    assert kernel.calls[3:] == [("compiled", *same)]
-
-
-def test_what_does_not_compile_is_an_error_each_time(monkeypatch):
-    monkeypatch.setattr(launch_triton, "triton_interprets", lambda: False)
-    monkeypatch.setattr(launch_triton, "_compiled", set())
-
-    def passes():
-        raise RuntimeError("no such instruction")
-
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="no such instruction"):
-            launch_triton.compile_first(passes, "key")
-    kernel = Kernel()
-    launch_triton.launch(kernel, (1,))
-    assert kernel.calls[0][0] == "launched"
-
-
 # --- devices ----------------------------------------------------------------------------------------------------
 
 

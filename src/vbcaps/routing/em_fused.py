@@ -44,22 +44,17 @@ def em_route(
     k0, m0 = a.new_zeros(()), a.new_zeros(D)
     run, (_, N, L, I, J) = passes_for(a), v.sizes
     parts = run.parts(a, L, I, J, types)
-
-    def passes() -> None:
-        for t in range(iters):
-            last = t == iters - 1
-            m_t = m if last else early_m[t]
-            spread = S[t : t + 1] if parts == 1 else new_poses(a, parts, L, J, N)
-            run.moments(v, r[t - 1] if t else None, k0, m0, rj[t], m_t, spread)
-            inverse_temperature = temperature * (1 - growth ** (t + 1))
-            if last:
-                run.em_logit(rj[t], spread, beta_a, beta_u, S[t], logit, var, inverse_temperature, min_var)
-            else:
-                run.em_parent(rj[t], spread, beta_a, beta_u, S[t], lam, K, inverse_temperature, min_var)
-                run.scores(v, m_t, lam, K, r[t])
-
-    run.compile_first(passes, "em", a.device, v.sizes, len(W), types, iters)
-    passes()
+    for t in range(iters):
+        last = t == iters - 1
+        m_t = m if last else early_m[t]
+        spread = S[t : t + 1] if parts == 1 else new_poses(a, parts, L, J, N)
+        run.moments(v, r[t - 1] if t else None, k0, m0, rj[t], m_t, spread)
+        inverse_temperature = temperature * (1 - growth ** (t + 1))
+        if last:
+            run.em_logit(rj[t], spread, beta_a, beta_u, S[t], logit, var, inverse_temperature, min_var)
+        else:
+            run.em_parent(rj[t], spread, beta_a, beta_u, S[t], lam, K, inverse_temperature, min_var)
+            run.scores(v, m_t, lam, K, r[t])
     return out
 
 
@@ -106,19 +101,15 @@ def em_route_backward(
             temperature * (1 - growth ** (t + 1)), min_var,
         )  # fmt: skip
 
-    def passes() -> tuple[Tensor, Tensor]:
-        parent(T - 1)
-        for t in range(T - 1, -1, -1):
-            r_t = r[t - 1] if t else None
-            m_t = m if t == T - 1 else early_m[t]
-            run.grad_responsibilities(v, m_t, gb, gS, gr, r_t, dR[t - 1], s, da, add=t < T - 1)
-            if t:
-                run.grad_scores(v, early_m[t - 1], r_t, s, dR[t - 1], U0, U1, U2)
-                parent(t - 1)
-        return run.grad_votes(v, m, coef, r, dR, T)
-
-    run.compile_first(passes, "em backward", a.device, v.sizes, len(W), types, T, dm is None, dvar is None)
-    dpose, dW = passes()
+    parent(T - 1)
+    for t in range(T - 1, -1, -1):
+        r_t = r[t - 1] if t else None
+        m_t = m if t == T - 1 else early_m[t]
+        run.grad_responsibilities(v, m_t, gb, gS, gr, r_t, dR[t - 1], s, da, add=t < T - 1)
+        if t:
+            run.grad_scores(v, early_m[t - 1], r_t, s, dR[t - 1], U0, U1, U2)
+            parent(t - 1)
+    dpose, dW = run.grad_votes(v, m, coef, r, dR, T)
     return da, dpose, dW, glogit.sum((0, 1, 3)), -D * (glogit * rj).sum((0, 1, 3))
 
 

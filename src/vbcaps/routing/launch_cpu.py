@@ -4,7 +4,6 @@ The first call compiles them, in a few seconds, into the user's cache folder; la
 """
 
 import ctypes
-from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -30,10 +29,6 @@ class _VBPrior(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("alpha0", "kappa0", "nu0", "inv_psi0")),
         *((f"{name}_step", ctypes.c_int64) for name in ("alpha0", "kappa0", "nu0", "inv_psi0")),
     ]  # fmt: skip
-
-
-def compile_first(passes: Callable[[], object], *key: Hashable) -> None:
-    """All kernels are compiled by the first call of one."""
 
 
 def parts(a: Tensor, L: int, I: int, J: int, types: int) -> int:

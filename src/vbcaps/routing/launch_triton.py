@@ -2,11 +2,6 @@
 
 import functools
 import math
-import os
-from collections.abc import Callable, Hashable
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar
-from typing import Any
 
 import torch
 import triton
@@ -57,54 +52,22 @@ def parts(a: Tensor, L: int, I: int, J: int, types: int) -> int:
     return triton.cdiv(U, best_chunk(programs, U, 8, 4, a.device))
 
 
-# --- compiling ----------------------------------------------------------------------------------------------------
-
-_compiled: set[Hashable] = set()
-_compiling = ContextVar("compiling", default=False)
-
-
-def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
-    if _compiling.get():
-        kernel.warmup(*args, grid=grid, **options)
-    else:
-        kernel[grid](*args, **options)
-
-
-def compile_first(passes: Callable[[], object], *key: Hashable) -> None:
-    """Compile all that ``passes`` will launch at the same time, in threads: one by one it takes minutes.
-
-    ``key`` is what its kernels depend on; a second call for the same does nothing.
-    """
-    if triton_interprets() or key in _compiled:
-        return
-    asked = _compiling.set(True)
-    try:
-        with ThreadPoolExecutor(os.cpu_count()) as threads, triton.AsyncCompileMode(threads):
-            passes()
-    finally:
-        _compiling.reset(asked)
-    _compiled.add(key)
-
-
-# --- passes over votes --------------------------------------------------------------------------------------------
-
-
 def moments(v: Votes, r: Tensor | None, k0: Tensor, m0: Tensor, rj: Tensor, m: Tensor, spread: Tensor) -> None:
     """`spread`: parts of S_j, to be added."""
     grid, sizes, options = _fields(v, len(spread))
     sum_R, sum_RV = rj.new_empty(len(spread), *rj.shape), torch.empty_like(spread)
-    launch(means_kernel, grid, v.a, v.pose, v.W, v.place, v.child, r, sum_R, sum_RV, *sizes, FIRST=r is None, **options)
-    launch(
-        spreads_kernel, grid, v.a, v.pose, v.W, v.place, v.child, r, k0, m0, sum_R, sum_RV, rj, m, spread, *sizes,
+    means_kernel[grid](v.a, v.pose, v.W, v.place, v.child, r, sum_R, sum_RV, *sizes, FIRST=r is None, **options)
+    spreads_kernel[grid](
+        v.a, v.pose, v.W, v.place, v.child, r, k0, m0, sum_R, sum_RV, rj, m, spread, *sizes,
         len(spread), k0.ndim, 16 * (m0.ndim - 1), FIRST=r is None, **options,
     )  # fmt: skip
 
 
 def scores(v: Votes, m: Tensor, lam: Tensor, K: Tensor, r: Tensor) -> None:
     grid, sizes, options = _fields(v)
-    launch(scores_kernel, grid, v.pose, v.W, v.place, v.child, m, lam, K, r, *sizes, **options)
+    scores_kernel[grid](v.pose, v.W, v.place, v.child, m, lam, K, r, *sizes, **options)
     children, sizes, options = _children(v)
-    launch(softmax_kernel, children, r, v.parents, v.seen, *sizes, **options)
+    softmax_kernel[children](r, v.parents, v.seen, *sizes, **options)
 
 
 def grad_responsibilities(
@@ -120,16 +83,14 @@ def grad_responsibilities(
     add: bool,
 ) -> None:
     grid, sizes, options = _fields(v)
-    launch(grad_R_kernel, grid, v.pose, v.W, v.place, v.child, m, gb, gS, gr, dR, *sizes, maxnreg=128, **options)
+    grad_R_kernel[grid](v.pose, v.W, v.place, v.child, m, gb, gS, gr, dR, *sizes, maxnreg=128, **options)
     children, sizes, options = _children(v)
-    launch(grad_a_kernel, children, dR, r, v.parents, v.seen, s, da, *sizes, FIRST=r is None, ADD=add, **options)
+    grad_a_kernel[children](dR, r, v.parents, v.seen, s, da, *sizes, FIRST=r is None, ADD=add, **options)
 
 
 def grad_scores(v: Votes, m: Tensor, r: Tensor, s: Tensor, dR: Tensor, U0: Tensor, U1: Tensor, U2: Tensor) -> None:
     grid, sizes, options = _fields(v, len(U0))
-    launch(
-        grad_z_kernel, grid, v.a, v.pose, v.W, v.place, v.child, m, r, s, dR, U0, U1, U2, *sizes, maxnreg=128, **options
-    )
+    grad_z_kernel[grid](v.a, v.pose, v.W, v.place, v.child, m, r, s, dR, U0, U1, U2, *sizes, maxnreg=128, **options)
 
 
 def new_terms(v: Votes, iters: int) -> Tensor:
@@ -149,8 +110,7 @@ def grad_votes(v: Votes, m: Tensor, coef: Tensor, r: Tensor, dz: Tensor, iters: 
     dpose = torch.empty_like(v.pose)
     warps = math.gcd(4, fours(v.types, v.types))
     options = dict(T=iters, WARPS=warps, num_warps=warps, **_weights(v))
-    launch(
-        grad_pose_kernel, (fours(C, v.types) // warps, triton.cdiv(N, 8), 2),
+    grad_pose_kernel[(fours(C, v.types) // warps, triton.cdiv(N, 8), 2)](
         v.a, v.pose, v.W, v.place, v.parents, v.seen, coef, r, dz, dpose,
         N, I, v.parents.shape[1], slots, **options,
     )  # fmt: skip
@@ -159,8 +119,7 @@ def grad_votes(v: Votes, m: Tensor, coef: Tensor, r: Tensor, dz: Tensor, iters: 
     rounds = triton.cdiv(work, triton.cdiv(62 * multiprocessors(v.a.device), grid[0] * grid[1] * warps))
     pieces = triton.cdiv(work, rounds)
     dW = v.W.new_empty(pieces, *v.W.shape)
-    launch(
-        grad_weight_kernel, (*grid, pieces),
+    grad_weight_kernel[(*grid, pieces)](
         v.a, v.pose, v.W, v.place, v.child, coef, r, dz, dW,
         N, L, I, G, rounds, slots, maxnreg=168, **options,
     )  # fmt: skip
@@ -211,8 +170,7 @@ def vb_parent(
     rj: Tensor, spread: Tensor, prior: VBPrior, S: Tensor, lam: Tensor, K: Tensor, wishart: bool
 ) -> None:  # fmt: skip
     L, J, N = rj.shape
-    launch(
-        parent_kernel, (triton.cdiv(L * J * N, LANES),),
+    parent_kernel[(triton.cdiv(L * J * N, LANES),)](
         rj, spread, *prior, None, None, S, lam, K, *[None] * 7, L * J * N, len(spread), N, J, *_strides(*prior),
         LAST=False, WISHART=wishart, PAPER=False, **_lanes(J),
     )  # fmt: skip
@@ -223,8 +181,7 @@ def vb_logit(
     kappa: Tensor, psi: Tensor, nu: Tensor, E_ln_pi: Tensor, E_lndet: Tensor, wishart: bool, paper: bool,
 ) -> None:  # fmt: skip
     L, J, N = rj.shape
-    launch(
-        parent_kernel, (triton.cdiv(L * J * N, LANES),),
+    parent_kernel[(triton.cdiv(L * J * N, LANES),)](
         rj, spread, *prior, beta_a, beta_u, S, None, None, logit, alpha, kappa, psi, nu, E_ln_pi, E_lndet,
         L * J * N, len(spread), N, J, *_strides(*prior),
         LAST=True, WISHART=wishart, PAPER=paper, **_lanes(J),
@@ -240,8 +197,7 @@ def vb_grad_parent(
     L, J, N = rj.shape
     given = last or (None,) * 8
     has = {f"HAS_{k}": g is not None for k, g in zip(("M", "ALPHA", "KAPPA", "PSI", "NU"), given[1:6], strict=True)}
-    launch(
-        grad_parent_kernel, (triton.cdiv(L * J * N, LANES),),
+    grad_parent_kernel[(triton.cdiv(L * J * N, LANES),)](
         rj, S, m, last_m, *prior, beta_u, *given, *U, gb, gS, gr, coef, score_coef, coef[:, :, :, :, -1:],
         *((None, None, None) if gamma is None else gamma),
         L * J * N, len(U[0]), N, J, coef.stride(3), *_strides(*prior),
@@ -266,8 +222,7 @@ def em_parent(
     inverse_temperature: float, min_var: float,
 ) -> None:  # fmt: skip
     L, J, N = rj.shape
-    launch(
-        em_parent_kernel, (triton.cdiv(L * J * N, LANES),),
+    em_parent_kernel[(triton.cdiv(L * J * N, LANES),)](
         rj, spread, beta_a, beta_u, S, lam, K, None, None, L * J * N, len(spread), N, J, inverse_temperature, min_var,
         LAST=False, LANES=LANES, num_warps=1,
     )  # fmt: skip
@@ -278,8 +233,7 @@ def em_logit(
     inverse_temperature: float, min_var: float,
 ) -> None:  # fmt: skip
     L, J, N = rj.shape
-    launch(
-        em_parent_kernel, (triton.cdiv(L * J * N, LANES),),
+    em_parent_kernel[(triton.cdiv(L * J * N, LANES),)](
         rj, spread, beta_a, beta_u, S, None, None, logit, var,
         L * J * N, len(spread), N, J, inverse_temperature, min_var, LAST=True, LANES=LANES, num_warps=1,
     )  # fmt: skip
@@ -293,8 +247,7 @@ def em_grad_parent(
     """`last`: gradients of logit, m, var (None where there is none)."""
     L, J, N = rj.shape
     given = last or (None,) * 3
-    launch(
-        em_grad_parent_kernel, (triton.cdiv(L * J * N, LANES),),
+    em_grad_parent_kernel[(triton.cdiv(L * J * N, LANES),)](
         rj, S, m, last_m, beta_a, beta_u, *given, *U, gb, gS, gr, coef, score_coef, coef[:, :, :, :, -1:], glogit,
         L * J * N, len(U[0]), N, J, coef.stride(3), inverse_temperature, min_var,
         LAST=last is not None, HAS_M=given[1] is not None, HAS_VAR=given[2] is not None,

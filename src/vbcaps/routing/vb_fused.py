@@ -47,24 +47,19 @@ def vb_route(
     prior = (alpha0, kappa0, nu0, inv_psi0)
     run, (_, N, L, I, J) = passes_for(a), v.sizes
     parts = run.parts(a, L, I, J, types)
-
-    def passes() -> None:
-        for t in range(iters):
-            last = t == iters - 1
-            m_t = m if last else early_m[t]
-            spread = S[t : t + 1] if parts == 1 else new_poses(a, parts, L, J, N)
-            run.moments(v, r[t - 1] if t else None, kappa0, m0, rj[t], m_t, spread)
-            if last:
-                run.vb_logit(
-                    rj[t], spread, prior, beta_a, beta_u, S[t], logit, alpha, kappa, psi, nu, E_ln_pi, E_lndet,
-                    wishart, paper,
-                )  # fmt: skip
-            else:
-                run.vb_parent(rj[t], spread, prior, S[t], lam, K, wishart)
-                run.scores(v, m_t, lam, K, r[t])
-
-    run.compile_first(passes, "vb", a.device, v.sizes, len(W), types, iters, wishart, paper)
-    passes()
+    for t in range(iters):
+        last = t == iters - 1
+        m_t = m if last else early_m[t]
+        spread = S[t : t + 1] if parts == 1 else new_poses(a, parts, L, J, N)
+        run.moments(v, r[t - 1] if t else None, kappa0, m0, rj[t], m_t, spread)
+        if last:
+            run.vb_logit(
+                rj[t], spread, prior, beta_a, beta_u, S[t], logit, alpha, kappa, psi, nu, E_ln_pi, E_lndet,
+                wishart, paper,
+            )  # fmt: skip
+        else:
+            run.vb_parent(rj[t], spread, prior, S[t], lam, K, wishart)
+            run.scores(v, m_t, lam, K, r[t])
     return out
 
 
@@ -117,22 +112,15 @@ def vb_route_backward(
             gb[t], gS[t], gr, *run.terms(coef, t, T), gamma[:, t] if prior else None, wishart, paper,
         )  # fmt: skip
 
-    def passes() -> tuple[Tensor, Tensor]:
-        parent(T - 1)
-        for t in range(T - 1, T - 2 if through_last else -1, -1):
-            r_t = r[t - 1] if t else None
-            m_t = m if t == T - 1 else early_m[t]
-            run.grad_responsibilities(v, m_t, gb[t], gS[t], gr, r_t, dR[t - 1], s, da, add=t < T - 1)
-            if t and not through_last:
-                run.grad_scores(v, early_m[t - 1], r_t, s, dR[t - 1], U0, U1, U2)
-                parent(t - 1)
-        return run.grad_votes(v, m, coef, r, dR, T)
-
-    given = tuple(g is None for g in (dm, dalpha, dkappa, dpsi, dnu))
-    run.compile_first(
-        passes, "vb backward", a.device, v.sizes, len(W), types, T, wishart, paper, through_last, prior, given
-    )
-    dpose, dW = passes()
+    parent(T - 1)
+    for t in range(T - 1, T - 2 if through_last else -1, -1):
+        r_t = r[t - 1] if t else None
+        m_t = m if t == T - 1 else early_m[t]
+        run.grad_responsibilities(v, m_t, gb[t], gS[t], gr, r_t, dR[t - 1], s, da, add=t < T - 1)
+        if t and not through_last:
+            run.grad_scores(v, early_m[t - 1], r_t, s, dR[t - 1], U0, U1, U2)
+            parent(t - 1)
+    dpose, dW = run.grad_votes(v, m, coef, r, dR, T)
     if not prior:
         return da, dpose, dW, new(0), new(0), new(0), new(0), new(0)
     # m = (sum R V + kappa0 m0) / kappa and S = sum R (V - m)^2 + kappa0 (m0 - m)^2, of which m is the minimum.
@@ -143,9 +131,9 @@ def vb_route_backward(
     dkappa0 = dkappa0 + (gap * (gb + gap * gS)).sum((0, 1, 3, 4, 5))
     dm0 = (k0 * (gb + 2 * gap * gS)).sum((0, 1, 3)).view(J, D)
     dinv_psi0 = gS.sum((0, 1, 3)).view(J, D)
-    priors = (alpha0, m0, kappa0, inv_psi0, nu0)
+    given = (alpha0, m0, kappa0, inv_psi0, nu0)
     dprior = (dalpha0, dm0, dkappa0, dinv_psi0, dnu0)
-    return da, dpose, dW, *(g.sum_to_size(p.shape) for g, p in zip(dprior, priors, strict=True))
+    return da, dpose, dW, *(g.sum_to_size(p.shape) for g, p in zip(dprior, given, strict=True))
 
 
 @vb_route_backward.register_fake
