@@ -372,7 +372,11 @@ def test_gradients_reach_activations_poses_and_weights(a_dtype):
         (dict(init="identity", noise=-0.1), ValueError, "noise must not be negative, got -0.1"),
         (dict(routing="svd"), ValueError, "routing must be one of ('vb', 'em', 'dynamic'), got 'svd'"),
         (dict(routing_options=dict(iters=0)), ValueError, "iters must be a whole number of at least 1, got 0"),
-        (dict(routing_options=dict(depth=3)), TypeError, "routing='vb' may be ['iters', 'activation', 'prior']"),
+        (
+            dict(routing_options=dict(depth=3)),
+            TypeError,
+            "routing='vb' may be ['iters', 'activation', 'through', 'prior']",
+        ),
         (dict(routing_options=dict(prior=Prior(dim=9))), ValueError, "prior was made for dim=9"),
         (
             dict(routing_options=dict(prior=Prior(torch.ones(5)))),

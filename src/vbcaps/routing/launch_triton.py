@@ -33,7 +33,7 @@ def fours(I: int, types: int) -> int:
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
     """Of the GPU; for Triton's interpreter so few that tests stay short, so many that fields are dealt out in parts."""
-    return 4 if triton_interprets() else torch.cuda.get_device_properties(device).multi_processor_count
+    return 1 if triton_interprets() else torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def best_chunk(programs: int, U: int, most: int, cost: int, device: torch.device) -> int:
