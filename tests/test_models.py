@@ -304,8 +304,7 @@ def test_the_cnn_learns_bars():
             dict(routing_options=dict(temperature=1.0)),
             TypeError,
             "routing_options of routing='vb' may be ['iters', 'activation', 'through', 'prior']: VBRouting.__init__() "
-            "got an "
-            "unexpected keyword argument 'temperature'",
+            "got an unexpected keyword argument 'temperature'",
         ),
         (
             dict(routing="dynamic", routing_options=dict(prior=Prior())),
