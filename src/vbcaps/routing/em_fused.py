@@ -109,7 +109,7 @@ def em_route_backward(
         if t:
             run.grad_scores(v, early_m[t - 1], r_t, s, dR[t - 1], U0, U1, U2)
             parent(t - 1)
-    dpose, dW = run.grad_votes(v, m, coef, r, dR, T)
+    dpose, dW = run.grad_votes(v, coef, r, dR, T)
     return da, dpose, dW, glogit.sum((0, 1, 3)), -D * (glogit * rj).sum((0, 1, 3))
 
 

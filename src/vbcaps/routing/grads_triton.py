@@ -1,6 +1,8 @@
-"""Gradients of poses and weights, as Triton kernels: dM_i = sum_lj dV_ij W_ij^T and dW_gj = sum_nli M_i^T dV_ij.
+"""The backward passes over votes, as Triton kernels; those forward are in passes_triton.py, axes and memory too.
 
-The gradient of a vote is made where it is used, from what its parent adds to it (README.md beside this file):
+Responsibilities and scores go back iteration by iteration (README.md beside this file). Poses and weights come last:
+dM_i = sum_lj dV_ij W_ij^T and dW_ij = sum_nl M_i^T dV_ij. The gradient of a vote is made where it is used, from what
+its parent adds to it:
 
     dV_ij = sum_k s_kij (E_kj + C_kj (V_ij - m_j))
 
@@ -9,15 +11,154 @@ poses, too many to load for one vote: a warp loads two rows of them and uses the
 which share their parents; and the warps of a program have other children there, so that the same terms come from the
 first-level cache. Gradients of weights are the same with images and types, rows and columns exchanged.
 
-Axes and memory: passes_triton.py; coef: l g b p t n k r, t over E_0, C_0, E_1, ..., -m, types in groups g of 4, images
+Memory: coef: l g b p t n k r, t over E_0, C_0, E_1, ..., -m, types in groups g of 4, images
 in blocks b of 8: what a warp loads lies together.
 """
 
 import triton
 import triton.language as tl
 
-from vbcaps.routing.mma_triton import contract, finish, four, half_product, load_block, part, two
-from vbcaps.routing.passes_triton import first_slot, nth, row_of
+from vbcaps.routing.mma_triton import (
+    contract,
+    finish,
+    four,
+    half_product,
+    load_block,
+    load_pose,
+    part,
+    store_four,
+    store_pose,
+    two,
+)
+from vbcaps.routing.passes_triton import (
+    add,
+    add_vote,
+    fetch_four,
+    first_slot,
+    load_child,
+    load_children,
+    load_types,
+    mul,
+    nth,
+    own_children,
+    own_part,
+    repeat,
+    row_of,
+    scale,
+    share,
+    sum_lanes,
+)
+
+# --- responsibilities and scores --------------------------------------------------------------------------------
+
+
+@triton.jit
+def grad_R_kernel(
+    pose_ptr, W_ptr, place_ptr, child_ptr, m_ptr, gb_ptr, gS_ptr, gr_ptr,
+    dR_ptr,
+    N, I, U, CHUNK,
+    J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, PLACE: tl.constexpr, WARPS: tl.constexpr,
+    MMA: tl.constexpr,
+):  # fmt: skip
+    """dR_ij = gr_j + sum_d x_d (gb_jd + gS_jd x_d), x = V_ij - m_j: how the moments answer to a responsibility."""
+    n, j, here, start, end, own, makings = own_part(pose_ptr, W_ptr, N, U, CHUNK, J, WARPS, MMA)
+    made = fetch_four(makings, load_child(child_ptr, start, end, I, TYPES), start, J, TYPES, SHARED, MMA)
+    c = load_child(child_ptr, start + 1, end, I, TYPES)
+    parent = (tl.program_id(1) * J + j) * N + n
+    minus_m = scale(-1.0, load_pose(m_ptr + parent * 16))
+    gb, gS, gr = load_pose(gb_ptr + parent * 16), load_pose(gS_ptr + parent * 16), tl.load(gr_ptr + parent)
+    for u in range(start, end):
+        dR = ()
+        for k in tl.static_range(4):
+            X = add_vote(minus_m, made, k, place_ptr, u, TYPES, PLACE, MMA)
+            s = gr
+            for d in tl.static_range(16):
+                s += X[d] * (gb[d] + gS[d] * X[d])
+            dR += (s,)
+        store_four(dR_ptr + u * ((J + 3) // 4) * 16 * N + own, dR, here)
+        made = fetch_four(makings, c, tl.minimum(u + 1, end - 1), J, TYPES, SHARED, MMA)
+        c = load_child(child_ptr, u + 2, end, I, TYPES)
+
+
+@triton.jit
+def grad_a_kernel(
+    dR_ptr, r_ptr, parents_ptr, seen_ptr, s_ptr, da_ptr, N, S, J: tl.constexpr, TYPES: tl.constexpr,
+    FIRST: tl.constexpr, ADD: tl.constexpr,
+):  # fmt: skip
+    """s_c = sum over the child's parents of r dR: its share of da, and what the softmax takes off; four a warp."""
+    c, last, n, k, here, seen, parents_ptr = own_children(parents_ptr, seen_ptr, N, S, TYPES)
+    own = n * 16 + k * 4
+    zero = tl.zeros((32,), tl.float32)
+    s0, s1, s2, s3 = zero, zero, zero, zero
+    for s in range(seen):
+        row = own + row_of(tl.load(parents_ptr + s), N, J, TYPES)
+        for g in tl.static_range((J + 3) // 4):
+            dR = load_types(dR_ptr + row + g * 16 * N, g, k, J, 0.0)
+            if FIRST:
+                s0, s1, s2, s3 = s0 + dR[0] / J, s1 + dR[1] / J, s2 + dR[2] / J, s3 + dR[3] / J
+            else:
+                r = load_types(r_ptr + row + g * 16 * N, g, k, J, 0.0)
+                s0, s1, s2, s3 = s0 + dR[0] * r[0], s1 + dR[1] * r[1], s2 + dR[2] * r[2], s3 + dR[3] * r[3]
+    s0, s1, s2, s3 = sum_lanes(s0), sum_lanes(s1), sum_lanes(s2), sum_lanes(s3)
+    sum_rdR = tl.where(k < 2, tl.where(k == 0, s0, s1), tl.where(k == 2, s2, s3))  # lane k keeps that of child k
+    here &= k <= last
+    at = (c + tl.minimum(k, last)) * N + n
+    tl.store(s_ptr + at, sum_rdR, mask=here)
+    if ADD:
+        sum_rdR += tl.load(da_ptr + at)
+    tl.store(da_ptr + at, sum_rdR, mask=here)
+
+
+@triton.jit
+def load_gains(a_ptr, s_ptr, r_ptr, dR_ptr, c, u, own, n, N, J: tl.constexpr, TYPES: tl.constexpr):
+    """a_i, r_ij, dR_ij and s_i of four u."""
+    at = u * ((J + 3) // 4) * 16 * N + own
+    return (
+        load_children(a_ptr, c, u, n, N, TYPES) + four(r_ptr + at) + four(dR_ptr + at)
+        + load_children(s_ptr, c, u, n, N, TYPES)
+    )  # fmt: skip
+
+
+@triton.jit
+def grad_z_kernel(
+    a_ptr, pose_ptr, W_ptr, place_ptr, child_ptr, m_ptr, r_ptr, s_ptr, dR_ptr,
+    U0_ptr, U1_ptr, U2_ptr,
+    N, I, U, CHUNK,
+    J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, PLACE: tl.constexpr, WARPS: tl.constexpr,
+    MMA: tl.constexpr,
+):  # fmt: skip
+    """dz_ij = r_ij a_i (dR_ij - s_i), written over dR_ij, and part of U_k = sum_i dz_ij x^k, x = V_ij - m_j."""
+    l, L = tl.program_id(1), tl.num_programs(1)
+    n, j, here, start, end, own, makings = own_part(pose_ptr, W_ptr, N, U, CHUNK, J, WARPS, MMA)
+    c = load_child(child_ptr, start, end, I, TYPES)
+    made = fetch_four(makings, c, start, J, TYPES, SHARED, MMA)
+    loaded = load_gains(a_ptr, s_ptr, r_ptr, dR_ptr, c, start, own, n, N, J, TYPES)
+    c = load_child(child_ptr, start + 1, end, I, TYPES)
+    zero = tl.zeros((32 * WARPS,), tl.float32)
+    minus_m = scale(-1.0, load_pose(m_ptr + ((l * J + j) * N + n) * 16))
+    U0, U1, U2 = zero, repeat(zero), repeat(zero)
+    for u in range(start, end):
+        dz = ()
+        for k in tl.static_range(4):
+            dz += (share(loaded, k, u, J, TYPES, False) * (loaded[8 + k] - loaded[12 + k]),)
+        store_four(dR_ptr + u * ((J + 3) // 4) * 16 * N + own, dz, here)
+        for k in tl.static_range(4):
+            X = add_vote(minus_m, made, k, place_ptr, u, TYPES, PLACE, MMA)
+            U0 += dz[k]
+            dzX = scale(dz[k], X)
+            U1 = add(U1, dzX)
+            U2 = add(U2, mul(dzX, X))
+        next = tl.minimum(u + 1, end - 1)
+        made = fetch_four(makings, c, next, J, TYPES, SHARED, MMA)
+        loaded = load_gains(a_ptr, s_ptr, r_ptr, dR_ptr, c, next, own, n, N, J, TYPES)
+        c = load_child(child_ptr, u + 2, end, I, TYPES)
+    parent = ((tl.program_id(0) * L + l) * J + j) * N + n
+    tl.store(U0_ptr + parent, U0, mask=here)
+    store_pose(U1_ptr + parent * 16, U1, here)
+    store_pose(U2_ptr + parent * 16, U2, here)
+
+
+# --- poses and weights --------------------------------------------------------------------------------------------
 
 
 @triton.jit

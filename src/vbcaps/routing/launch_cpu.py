@@ -79,7 +79,7 @@ def terms(coef: Tensor, t: int, iters: int) -> tuple[tuple[Tensor, int, int], No
     return (coef, iters, t), None
 
 
-def grad_votes(v: Votes, m: Tensor, coef: Tensor, r: Tensor, dz: Tensor, iters: int) -> tuple[Tensor, Tensor]:
+def grad_votes(v: Votes, coef: Tensor, r: Tensor, dz: Tensor, iters: int) -> tuple[Tensor, Tensor]:
     dpose, dW = v.pose.new_empty(v.pose.shape), v.W.new_empty(v.W.shape)
     _call("grad_votes", v, coef, r, dz, iters, dpose, dW)
     return dpose, dW

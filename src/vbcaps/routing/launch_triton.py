@@ -8,17 +8,15 @@ import triton
 from torch import Tensor
 
 from vbcaps.routing.em_triton import em_grad_parent_kernel, em_parent_kernel
-from vbcaps.routing.grads_triton import grad_pose_kernel, grad_weight_kernel
-from vbcaps.routing.passes import Votes, triton_interprets
-from vbcaps.routing.passes_triton import (
+from vbcaps.routing.grads_triton import (
     grad_a_kernel,
+    grad_pose_kernel,
     grad_R_kernel,
+    grad_weight_kernel,
     grad_z_kernel,
-    means_kernel,
-    scores_kernel,
-    softmax_kernel,
-    spreads_kernel,
 )
+from vbcaps.routing.passes import Votes, triton_interprets
+from vbcaps.routing.passes_triton import means_kernel, scores_kernel, softmax_kernel, spreads_kernel
 from vbcaps.routing.vb_triton import grad_parent_kernel, parent_kernel
 
 LANES = 32  # of the kernels that have one lane per parent and image
@@ -104,7 +102,7 @@ def terms(coef: Tensor, t: int, iters: int) -> tuple[Tensor, Tensor | None]:
     return coef[:, :, :, :, 2 * t :], None if t == iters - 1 else coef[:, :, :, :, 2 * (iters + t) :]
 
 
-def grad_votes(v: Votes, m: Tensor, coef: Tensor, r: Tensor, dz: Tensor, iters: int) -> tuple[Tensor, Tensor]:
+def grad_votes(v: Votes, coef: Tensor, r: Tensor, dz: Tensor, iters: int) -> tuple[Tensor, Tensor]:
     C, N, L, I, J = v.sizes
     G, slots = len(v.W), dz[0].numel()
     dpose = torch.empty_like(v.pose)

@@ -76,15 +76,15 @@ def four(ptr):
 
 
 @triton.jit
-def load_rows(ptr, stride):
-    """Sixteen entries as a tuple: four rows, `stride` apart."""
-    return four(ptr) + four(ptr + stride) + four(ptr + 2 * stride) + four(ptr + 3 * stride)
+def load_rows(ptr):
+    """Sixteen neighbours as a tuple: a matrix that lies row by row."""
+    return four(ptr) + four(ptr + 4) + four(ptr + 8) + four(ptr + 12)
 
 
 @triton.jit
 def load_pose(ptr):
     """A pose as a tuple, row by row; in memory it is column by column. Even a lane that is off must point to one."""
-    X = load_rows(ptr, 4)
+    X = load_rows(ptr)
     return [X[d] for d in (0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)]
 
 

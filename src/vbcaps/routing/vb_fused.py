@@ -120,7 +120,7 @@ def vb_route_backward(
         if t and not through_last:
             run.grad_scores(v, early_m[t - 1], r_t, s, dR[t - 1], U0, U1, U2)
             parent(t - 1)
-    dpose, dW = run.grad_votes(v, m, coef, r, dR, T)
+    dpose, dW = run.grad_votes(v, coef, r, dR, T)
     if not prior:
         return da, dpose, dW, new(0), new(0), new(0), new(0), new(0)
     # m = (sum R V + kappa0 m0) / kappa and S = sum R (V - m)^2 + kappa0 (m0 - m)^2, of which m is the minimum.

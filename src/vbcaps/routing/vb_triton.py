@@ -71,7 +71,7 @@ def posterior(
     alpha = r_j + tl.load(alpha0_ptr + j * alpha0_stride)
     kappa = r_j + tl.load(kappa0_ptr + j * kappa0_stride)
     nu = r_j + tl.load(nu0_ptr + j * nu0_stride)
-    inv_psi = add(load_rows(inv_psi0_ptr + j * inv_psi0_stride, 4), S)
+    inv_psi = add(load_rows(inv_psi0_ptr + j * inv_psi0_stride), S)
     psi = [1.0 / inv_psi[d] for d in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)]
     return r_j, alpha, sum_alpha, kappa, nu, psi
 
