@@ -347,6 +347,15 @@ def test_priors_at_the_ends_of_their_range_give_finite_outputs_and_gradients(pre
         assert x.isfinite().all(), name
 
 
+@pytest.mark.parametrize("types", [5, 8])
+@pytest.mark.parametrize("whole", [False, True], ids=["conv", "class"])
+def test_more_than_four_types_of_children_are_within_the_error_budget(types, whole):
+    """Then a program has several warps for them, and where types are no multiple of four the last has fewer."""
+    routing = make_routing("vb-gamma-released-shared", 5, iters=2)
+    sizes = dict(size=(1, 3), kernel=(1, 2), types=types, parents=5, batch=1)
+    assert_kernel_equals_reference(problem(routing, whole=whole, **sizes))
+
+
 @pytest.mark.parametrize("case", ["vb-gamma-paper-typed", "vb-wishart-released-fixed"])
 @pytest.mark.parametrize("iters", [1, 3])
 def test_gradients_through_the_last_iteration_are_within_the_error_budget(case, iters):
