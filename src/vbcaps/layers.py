@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vbcaps.routing import ROUTINGS, Agreement, Mixture, Posterior
 from vbcaps.routing.fields import Fields, conv_fields, places
-from vbcaps.routing.route import BACKENDS, has_triton, route
+from vbcaps.routing.route import BACKENDS, HAS_TRITON, route
 
 INITS = ("glorot", "identity")
 
@@ -48,7 +48,7 @@ class BatchNorm(nn.BatchNorm1d):
             and x.is_cuda
             and x.dtype == torch.float32
             and x.numel() < 2**31
-            and has_triton()
+            and HAS_TRITON
         ):
             from vbcaps.norm_triton import batch_norm, keep_statistics
 

@@ -4,7 +4,6 @@ Axes: n image, c child, l parent position, i child slot, j parent type, p q r ro
 columns of a pose, g row of weights.
 """
 
-import functools
 import importlib.util
 from collections.abc import Callable
 
@@ -18,6 +17,7 @@ from vbcaps.routing.passes import most_images, triton_interprets, why_no_library
 from vbcaps.routing.vb import Posterior
 
 BACKENDS = ("auto", "reference", "triton", "cpu")
+HAS_TRITON = importlib.util.find_spec("triton") is not None  # torch.compile cannot trace the question
 
 
 def route(
@@ -66,7 +66,7 @@ def can_fuse(routing: nn.Module, a: Tensor, pose: Tensor, W: Tensor, fields: Fie
     ):
         return False
     if a.is_cuda:
-        return has_triton() and len(a) <= most_images(W, fields, routing.iters)  # type: ignore[arg-type]
+        return HAS_TRITON and len(a) <= most_images(W, fields, routing.iters)  # type: ignore[arg-type]
     return a.device.type == "cpu" and not triton_interprets() and why_no_library() is None
 
 
@@ -94,11 +94,6 @@ def check_images(images: int, W: Tensor, fields: Fields, routing: nn.Module) -> 
             f"backend='triton' addresses at most {most} images in this layer, got {images}: its offsets are 32 bits; "
             "use smaller batches or backend='reference'"
         )
-
-
-@functools.cache
-def has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 def votes(pose: Tensor, W: Tensor) -> Tensor:
