@@ -20,9 +20,11 @@ VIEWS = {
     "MNIST in a frame": View(crop=17, standardise="dataset", place=True),
     "all": View(crop=9, pad=2, standardise="crop", flip=True, brightness=0.3, contrast=0.5),
     "all, by the image": View(crop=9, pad=2, flip=True, brightness=1.0, contrast=1.0, fill="mean"),
+    "edges": View(crop=12, pad=5, standardise="crop", flip=True, fill="edge"),
+    "edges, by the image": View(crop=17, brightness=0.4, place=True, fill="edge"),
     "as it is": View(crop=12, standardise="none", contrast=0.2),
 }
-TURNED = {"turned": View(crop=8, rotate=20.0, zoom=0.2, cutout=3)}
+TURNED = {"turned": View(crop=8, flip=True, rotate=20.0, zoom=0.2, stretch=0.3, cutout=3, fill="edge")}
 
 
 def images_of(n: int = 5, c: int = 2, h: int = 12, w: int = 12) -> torch.Tensor:
@@ -35,13 +37,19 @@ def moments(values: list[float]) -> tuple[float, float]:
 
 
 def literal(view: View, image: list, top: int, left: int, flip: bool, bright: float, contrast: float) -> list:
-    """One image, in loops: crop (black outside), flip, brightness, contrast, standardise."""
+    """One image, in loops: crop, flip, brightness, contrast, standardise."""
     crop, h, w = view.crop, len(image[0]), len(image[0][0])
     out, inside = [], []
+    if flip and len(image) == 2:
+        image = [image[1], image[0]]
+    if view.fill == "edge":
+        pixel = lambda channel, y, x: channel[min(max(y, 0), h - 1)][min(max(x, 0), w - 1)] / 255  # noqa: E731
+    else:
+        pixel = lambda channel, y, x: channel[y][x] / 255 if 0 <= y < h and 0 <= x < w else 0.0  # noqa: E731
     for channel in image:
         rows = []
         for y in range(top, top + crop):
-            row = [channel[y][x] / 255 if 0 <= y < h and 0 <= x < w else 0.0 for x in range(left, left + crop)]
+            row = [pixel(channel, y, x) for x in range(left, left + crop)]
             rows.append(row[::-1] if flip else row)
         out.append(rows)
     for y in range(top, top + crop):
@@ -80,9 +88,10 @@ def literal_train(view: View, images: torch.Tensor, u: torch.Tensor) -> torch.Te
 
 
 @pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("channels", [1, 2, 3])
 @pytest.mark.parametrize("size", [(12, 12), (13, 16)])
-def test_train_is_the_loop(name, size):
-    images = images_of(h=size[0], w=size[1])
+def test_train_is_the_loop(name, size, channels):
+    images = images_of(5, channels, *size)
     view = VIEWS[name].fit(Split(images, torch.zeros(5).long()))
     u = torch.rand(5, view.draws, generator=torch.Generator().manual_seed(7))
     u[0], u[1] = 0, 1 - 2**-24  # the first and the last that torch.rand gives
@@ -168,21 +177,24 @@ def test_crops():
             view.crops(image, k)
 
 
+@pytest.mark.parametrize(("fill", "mode"), [("black", "grid-constant"), ("edge", "nearest")])
 @pytest.mark.parametrize("flip", [False, True])
-def test_turned_and_enlarged_windows_are_those_of_scipy(flip):
-    view, images = View(crop=7, pad=3, standardise="none", flip=flip, rotate=50.0, zoom=0.4), images_of(4, 2, 12, 15)
+def test_turned_enlarged_and_stretched_windows_are_those_of_scipy(flip, fill, mode):
+    turns = dict(rotate=50.0, zoom=0.4, stretch=0.3)
+    view, images = View(crop=7, pad=3, standardise="none", flip=flip, fill=fill, **turns), images_of(4, 3, 12, 15)
     u = torch.rand(4, view.draws, generator=torch.Generator().manual_seed(1))
     found = view.train(images, u)
     for image, numbers, x in zip(images.double() / 255, u.tolist(), found, strict=True):
         top, left = (math.floor(v * (size + 6 - 7 + 1)) - 3 for v, size in zip(numbers, (12, 15), strict=False))
         mirror = -1 if flip and numbers[2] < 0.5 else 1
-        angle, size = math.radians(50) * (2 * numbers[-2] - 1), 1 + 0.4 * (2 * numbers[-1] - 1)
+        angle, size, wide = (strength * (2 * v - 1) for strength, v in zip((50, 0.4, 0.3), numbers[-3:], strict=True))
+        angle, size, wide = math.radians(angle), 1 + size, 1 + wide
         step = np.arange(7) - 3.0
         y, across = np.meshgrid(step, mirror * step, indexing="ij")
-        rows = top + 3 + (math.cos(angle) * y - math.sin(angle) * across) / size
-        cols = left + 3 + (math.sin(angle) * y + math.cos(angle) * across) / size
+        rows = top + 3 + (math.cos(angle) * y - math.sin(angle) * across) / size * wide
+        cols = left + 3 + (math.sin(angle) * y + math.cos(angle) * across) / size / wide
         for channel, out in zip(image.numpy(), x, strict=True):
-            expected = scipy.ndimage.map_coordinates(channel, [rows, cols], order=1, mode="grid-constant")
+            expected = scipy.ndimage.map_coordinates(channel, [rows, cols], order=1, mode=mode)
             np.testing.assert_allclose(out.numpy(), expected, atol=2e-6)
 
 
@@ -229,6 +241,7 @@ def test_draws():
         *(2, 3, 3, 4),
         *(3, 4, 4, 5),
     ]
+    assert View(crop=4, flip=True, rotate=9.0, stretch=0.1, cutout=2).draws == 7
     assert [View(crop=4, rotate=r, zoom=z, cutout=c).draws for r in (0, 9) for z in (0, 0.1) for c in (0, 2)] == [
         *(2, 4, 3, 5),
         *(3, 5, 4, 6),
@@ -251,6 +264,7 @@ def test_a_view_travels_as_json():
         (dict(contrast=2.0), "contrast must be from 0 to 1"),
         (dict(rotate=-1.0), "rotate must be from 0 to 180, got -1"),
         (dict(zoom=1.0), "zoom must be from 0 to 0.9, got 1"),
+        (dict(stretch=-0.1), "stretch must be from 0 to 0.9, got -0.1"),
         (dict(cutout=9), "cutout must be from 0 to 8, got 9"),
         (dict(place=True, pad=2), "pad must be 0"),
         (dict(place=True, fill="mean"), "place"),

@@ -21,13 +21,13 @@ CHOICES: dict[str, tuple[str, ...]] = dict(
     backend=("auto", "reference", "triton", "cpu"), loss=("nll", "spread"), loss_on=("activations", "logits"),
     optimiser=("adam", "adamw", "sgd"), schedule=("constant", "exponential", "steps", "cosine", "onecycle"),
     viewpoint=("azimuth", "elevation"), hold_out=("images", "objects"),
-    standardise=("image", "crop", "dataset", "none"), fill=("black", "mean"),
+    standardise=("image", "crop", "dataset", "none"), fill=("black", "mean", "edge"),
 )  # fmt: skip
 # Number fields: the smallest and the largest value allowed.
 RANGES: dict[str, tuple[float, float]] = dict(
     validation=(0, 0.9), split=(0, 2**32 - 1), match=(0, 1), image_size=(8, 1024), seed=(0, 2**32 - 1),
-    crop=(20, 256), pad=(0, 64), brightness=(0, 1), contrast=(0, 1), rotate=(0, 180), zoom=(0, 0.9), cutout=(0, 256),
-    smoothing=(0, 0.9), iters=(1, 100),
+    crop=(20, 256), pad=(0, 64), brightness=(0, 1), contrast=(0, 1), rotate=(0, 180), zoom=(0, 0.9),
+    stretch=(0, 0.9), cutout=(0, 256), smoothing=(0, 0.9), iters=(1, 100),
     noise=(0, 1), batch=(1, 65536), epochs=(1, 100_000), lr=(0, 100), momentum=(0, 0.9999),
     weight_decay=(0, 1), warmup=(0, 100_000), decay=(0, 1), final=(0, 1), ema=(0, 0.999999), save_seconds=(0, math.inf),
 )  # fmt: skip
@@ -63,13 +63,14 @@ class Recipe:
     crop: int = _field(32, "side of the network's input: random crops in training, the centre in testing")
     pad: int = _field(0, "pixels put around an image before it is cropped")
     standardise: str = _field("image", "to mean 0 and variance 1: of each image, of its crop, of the dataset; or none")
-    fill: str = _field("black", "what is outside an image: black, or its mean")
-    flip: bool = _field(False, "mirror half of the training images")
+    fill: str = _field("black", "what is outside an image: black, its mean, or what is at its edge")
+    flip: bool = _field(False, "mirror half of the training images (of a stereo pair, left and right change places)")
     place: bool = _field(False, "put a training image anywhere in the crop, a test image at its centre")
     brightness: float = _field(0.0, "random brightness, up to this share; 0: off")
     contrast: float = _field(0.0, "random contrast, up to this share; 0: off")
     rotate: float = _field(0.0, "turn training images at random, up to so many degrees either way; 0: off")
     zoom: float = _field(0.0, "enlarge or reduce training images at random, up to this share; 0: off")
+    stretch: float = _field(0.0, "make training images wider and lower, or the reverse, up to this share; 0: off")
     cutout: int = _field(0, "side of a square of training images, anywhere, that is blanked; 0: off")
 
     network: str = _field("caps", "capsules, or a plain CNN beside them: convolutions in the same fields")
@@ -176,7 +177,7 @@ class Recipe:
         return View(
             crop=self.crop, pad=self.pad, standardise=self.standardise, flip=self.flip, place=self.place,
             brightness=self.brightness, contrast=self.contrast, rotate=self.rotate, zoom=self.zoom,
-            cutout=self.cutout, fill=self.fill,
+            stretch=self.stretch, cutout=self.cutout, fill=self.fill,
         )  # fmt: skip
 
     def prior(self) -> "Prior":

@@ -14,7 +14,7 @@ from torch import Tensor
 from vbcaps.data.dataset import Split
 
 STANDARDISE = ("image", "crop", "dataset", "none")
-FILL = ("black", "mean")
+FILL = ("black", "mean", "edge")
 FLOOR = 1 / 255  # least standard deviation, one grey level: a constant image becomes zeros, not NaN
 
 
@@ -28,16 +28,18 @@ class View:
         standardise: each channel to mean 0 and variance 1, by the statistics of the "image" (the paper's order on
             smallNORB: standardise, then crop), of the "crop" the network sees (the released code on smallNORB), or of
             the training "dataset" (the released code elsewhere); "none" leaves values in 0 to 1.
-        flip: mirror every other training image, at random.
+        flip: mirror every other training image, at random. Two channels are a stereo pair: in a mirror the left image
+            is the right one.
         place: the image is smaller than ``crop``; in training it lies anywhere in that frame (MNIST in 40x40).
         brightness, contrast: in training, values are scaled by a factor from 1 - b to 1 + b, and then their distance to
             the image's mean by one from 1 - c to 1 + c; 0 is off.
-        rotate, zoom: in training, the image is turned about the middle of the crop by up to so many degrees either way,
-            and enlarged by a factor from 1 - z to 1 + z; 0 is off.
+        rotate, zoom, stretch: in training, the image is turned about the middle of the crop by up to so many degrees
+            either way, enlarged by a factor from 1 - z to 1 + z, and made wider by one from 1 - s to 1 + s and lower by
+            the same; 0 is off.
         cutout: in training, a square of so many pixels a side, anywhere, is set to what standardised images are on
             average, 0; it may lie partly outside. 0 is off.
-        fill: what lies outside the image: "black" (pad, then standardise, as the released code does), or the "mean"
-            (standardise, then pad with zeros, as the paper says).
+        fill: what lies outside the image: "black" (pad, then standardise, as the released code does), the "mean"
+            (standardise, then pad with zeros, as the paper says), or what is at its "edge".
         mean, std: of the training set for ``standardise="dataset"``; ``fit`` measures them.
     """
 
@@ -50,6 +52,7 @@ class View:
     contrast: float = 0.0
     rotate: float = 0.0
     zoom: float = 0.0
+    stretch: float = 0.0
     cutout: int = 0
     fill: str = "black"
     mean: tuple[float, ...] = ()
@@ -69,7 +72,7 @@ class View:
         for name in ("brightness", "contrast"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
-        for name, most in (("rotate", 180), ("zoom", 0.9), ("cutout", self.crop)):
+        for name, most in (("rotate", 180), ("zoom", 0.9), ("stretch", 0.9), ("cutout", self.crop)):
             if not 0 <= getattr(self, name) <= most:
                 raise ValueError(f"{name} must be from 0 to {most}, got {getattr(self, name)}")
         if self.place and self.pad:
@@ -93,7 +96,7 @@ class View:
     @property
     def draws(self) -> int:
         """How many uniform numbers an image takes in ``train``: top, left, flip, then what is on of the others."""
-        once = (self.brightness, self.contrast, self.rotate, self.zoom)
+        once = (self.brightness, self.contrast, self.rotate, self.zoom, self.stretch)
         return 2 + self.flip + sum(strength > 0 for strength in once) + 2 * (self.cutout > 0)
 
     def train(self, images: Tensor, u: Tensor) -> Tensor:
@@ -104,10 +107,12 @@ class View:
         draw = iter(u.unbind(1))
         top, left = (self._corner(next(draw), size) for size in images.shape[2:])
         flip = next(draw) < 0.5 if self.flip else None
-        if self.rotate > 0 or self.zoom > 0:
-            angle = math.radians(self.rotate) * (2 * next(draw) - 1) if self.rotate > 0 else torch.zeros_like(u[:, 0])
-            size = 1 + self.zoom * (2 * next(draw) - 1) if self.zoom > 0 else torch.ones_like(u[:, 0])
-            x, inside = self._turned_window(images, top, left, flip, angle, size)
+        if flip is not None and images.shape[1] == 2:
+            images = torch.where(flip[:, None, None, None], images.flip(1), images)
+        turns = (self.rotate, self.zoom, self.stretch)
+        if any(turns):
+            angle, zoom, stretch = (strength * (2 * next(draw) - 1 if strength else 0 * top) for strength in turns)
+            x, inside = self._turned_window(images, top, left, flip, angle, 1 + zoom, 1 + stretch)
         else:
             x, inside = self._window(images, top, left, flip)
         if self.brightness > 0:
@@ -161,7 +166,7 @@ class View:
         return self._standard(x, images, inside)
 
     def _window(self, images: Tensor, top: Tensor, left: Tensor, flip: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Values in 0 to 1 with the corner of each crop at ``top, left`` (black outside), and which lie inside."""
+        """Values in 0 to 1 with the corner of each crop at ``top, left``, and which lie inside."""
         n, c, h, w = images.shape
         step = torch.arange(self.crop, device=images.device)
         rows = top[:, None] + step  # n y
@@ -171,22 +176,32 @@ class View:
         image = torch.arange(n, device=images.device)[:, None, None, None]
         channel = torch.arange(c, device=images.device)[:, None, None]
         x = images[image, channel, rows.clamp(0, h - 1)[:, None, :, None], cols.clamp(0, w - 1)[:, None, None, :]]
-        return x.float() / 255 * inside, inside
+        x = x.float() / 255
+        return x if self.fill == "edge" else x * inside, inside
 
     def _turned_window(
-        self, images: Tensor, top: Tensor, left: Tensor, flip: Tensor | None, angle: Tensor, size: Tensor
+        self,
+        images: Tensor,
+        top: Tensor,
+        left: Tensor,
+        flip: Tensor | None,
+        degrees: Tensor,
+        size: Tensor,
+        wide: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """The same, turned by ``angle`` about the middle of the crop and ``size`` times as large; bilinear."""
+        """The same, made wider, then turned about the middle of the crop and ``size`` times as large; bilinear."""
         h, w = images.shape[2:]
         step = torch.arange(self.crop, device=images.device) - (self.crop - 1) / 2
         across = step[None] if flip is None else torch.where(flip[:, None], -step, step)
         y, x = step[None, :, None], across[:, None, :]  # from the middle of the crop
-        cos, sin = ((f(angle) / size)[:, None, None] for f in (torch.cos, torch.sin))
-        row = (top + (self.crop - 1) / 2)[:, None, None] + cos * y - sin * x  # n y x, in pixels of the image
-        col = (left + (self.crop - 1) / 2)[:, None, None] + sin * y + cos * x
+        cos, sin = ((f(torch.deg2rad(degrees)) / size)[:, None, None] for f in (torch.cos, torch.sin))
+        wide = wide[:, None, None]
+        row = (top + (self.crop - 1) / 2)[:, None, None] + (cos * y - sin * x) * wide  # n y x, in pixels of the image
+        col = (left + (self.crop - 1) / 2)[:, None, None] + (sin * y + cos * x) / wide
         inside = ((row > -1) & (row < h) & (col > -1) & (col < w))[:, None]
         grid = torch.stack([(2 * col + 1) / w - 1, (2 * row + 1) / h - 1], -1)
-        return F.grid_sample(images.float() / 255, grid, padding_mode="zeros", align_corners=False), inside
+        outside = "border" if self.fill == "edge" else "zeros"
+        return F.grid_sample(images.float() / 255, grid, padding_mode=outside, align_corners=False), inside
 
     def _outside_square(self, u: Tensor, v: Tensor) -> Tensor:
         """0 in the square, 1 elsewhere: ``n 1 y x``. Its middle is anywhere in the crop."""
