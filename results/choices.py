@@ -1,0 +1,168 @@
+"""Which choices train best on smallNORB? Compared on toys held out of the training set, without a look at the test set.
+
+python results/choices.py [CHOICE...] [--base smallnorb_fast] [--held 0.4] [--splits 0 1] [--epochs 30] [--workers 3]
+                          [--minutes 8] [--csv results/choices.csv]
+
+A CHOICE is a list of a recipe's fields: `"activation=paper lr=0.003"`; "" is the recipe as it is. Without one, those in
+CHOICES. Each is trained on the toys that are left, once for each split; a row has its errors on those held out: after
+the last epoch, which is what would be tested, and the least, which nobody could have chosen. `tables.py` makes a table
+of the rows. Runs share the device, so their seconds say little.
+"""
+
+import argparse
+import csv
+import dataclasses
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from recorded import flags
+
+from vbcaps.recipe import Recipe, field_types, nearest
+from vbcaps.recipes import recipe
+
+CHOICES = (
+    "",
+    # those that are not algebra
+    "activation=paper",
+    "norm_pose=no",
+    "through=last",
+    "precision=wishart",
+    "loss_on=logits",
+    "loss=spread",
+    "init=identity",
+    "standardise=crop",
+    # priors and iterations
+    "iters=2",
+    "psi0=4",
+    "psi0=0.25",
+    "kappa0=0.1",
+    "alpha0=0.1",
+    # regularisation
+    "brightness=0.2 contrast=0.2",
+    "flip=yes",
+    "rotate=15 fill=edge",
+    "zoom=0.2 fill=edge",
+    "stretch=0.2 fill=edge",
+    "cutout=10",
+    "smoothing=0.1",
+    "optimiser=adamw weight_decay=0.05",
+    # optimisation
+    "lr=0.003",
+    "batch=64",
+    "ema=0.999",
+)
+
+
+class Job(NamedTuple):
+    choice: str
+    recipe: Recipe
+    data_folder: str | None
+    device: str
+    until: float  # do not begin after
+
+
+def main(words: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("choices", nargs="*", metavar="CHOICE", help='as "activation=paper lr=0.003"')
+    parser.add_argument("--base", default="smallnorb_fast", help="the recipe that is changed")
+    parser.add_argument("--also", default="", metavar="CHOICE", help="changed in all of them, the base too")
+    parser.add_argument("--held", type=float, default=0.4, help="share of each class's toys that is held out")
+    parser.add_argument("--splits", type=int, nargs="+", default=[0, 1], help="which toys are held out")
+    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--workers", type=int, default=3, help="runs at the same time")
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after this many")
+    parser.add_argument("--data-folder")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--csv", default=str(Path(__file__).parent / "choices.csv"), help="append to this file")
+    arguments = parser.parse_args(words)
+    until = time.time() + 60 * arguments.minutes
+    base = dataclasses.replace(
+        recipe(arguments.base), validation=arguments.held, hold_out="objects", epochs=arguments.epochs,
+        warmup=arguments.epochs / 10,
+    )  # fmt: skip
+    try:
+        base = changed(base, arguments.also)
+        jobs = [
+            Job(choice, dataclasses.replace(changed(base, choice), split=split), *where(arguments), until)
+            for choice in arguments.choices or CHOICES
+            for split in arguments.splits
+        ]
+    except ValueError as error:
+        sys.exit(f"choices: {error}")
+    with multiprocessing.get_context("spawn").Pool(arguments.workers) as pool:
+        for row in pool.imap_unordered(run, jobs):
+            if row is not None:
+                append(Path(arguments.csv), row)
+
+
+def where(arguments: argparse.Namespace) -> tuple[str | None, str]:
+    return arguments.data_folder, arguments.device
+
+
+def changed(base: Recipe, choice: str) -> Recipe:
+    """``base`` with the fields that ``choice`` names."""
+    fields: dict[str, Any] = {}
+    kinds = field_types()
+    for word in choice.split():
+        name, _, value = word.partition("=")
+        if name not in kinds:
+            raise ValueError(f"{word!r}: a recipe has no field {name!r}{nearest(name, kinds)}")
+        if kinds[name] is bool:
+            if value not in ("yes", "no"):
+                raise ValueError(f"{word!r}: {name} is yes or no")
+            fields[name] = value == "yes"
+        else:
+            (kind,) = {int, float, str} & {kinds[name], *getattr(kinds[name], "__args__", ())}
+            fields[name] = kind(value)
+    return dataclasses.replace(base, **fields)
+
+
+def run(job: Job) -> dict[str, Any] | None:
+    """A row, or nothing where the time is over. A run that fails has a row that says how."""
+    if time.time() > job.until:
+        return None
+    from vbcaps.run import environment
+    from vbcaps.train import fit, pick_device
+
+    about = environment(pick_device(job.device), 1)
+    start, note = time.time(), ""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        try:
+            fit(job.recipe, out, data_folder=job.data_folder, device=job.device)
+        except ArithmeticError as error:
+            note = str(error)
+        with open(out / "metrics.csv", newline="") as file:
+            epochs = list(csv.DictReader(file))
+    errors = [float(epoch["validation_error"]) for epoch in epochs]
+    numbers = last_and_least(errors) | dict(train_error=epochs[-1]["train_error"], loss=epochs[-1]["loss"])
+    return dict(
+        base=job.recipe.name, choice=job.choice, held=job.recipe.validation, split=job.recipe.split,
+        epochs=len(epochs), **numbers, seconds=f"{time.time() - start:.0f}", flags=flags(job.recipe),
+        **{key: about[key] for key in ("commit", "device", "torch")}, note=note,
+    )  # fmt: skip
+
+
+def last_and_least(errors: Sequence[float]) -> dict[str, str]:
+    return dict(last=f"{errors[-1]:.5f}", last_five=f"{statistics.mean(errors[-5:]):.5f}", least=f"{min(errors):.5f}")
+
+
+def append(path: Path, row: dict[str, Any]) -> None:
+    """At once: what is cut short keeps what it has."""
+    print("  ".join(f"{name} {value}" for name, value in row.items() if value != ""), flush=True)
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, list(row))
+        if new:
+            writer.writeheader()
+        writer.writerow(row)
+
+
+if __name__ == "__main__":
+    main()
