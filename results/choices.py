@@ -1,7 +1,7 @@
 """Which choices train best on smallNORB? Compared on toys held out of the training set, without a look at the test set.
 
-python results/choices.py [CHOICE...] [--base smallnorb_fast] [--held 0.4] [--splits 0 1] [--epochs 30] [--workers 3]
-                          [--minutes 8] [--csv results/choices.csv]
+python results/choices.py [CHOICE...] [--base smallnorb_fast] [--also CHOICE] [--held 0.4] [--splits 0 1]
+                          [--epochs 30] [--workers 3] [--minutes 8] [--csv results/choices.csv]
 
 A CHOICE is a list of a recipe's fields: `"activation=paper lr=0.003"`; "" is the recipe as it is. Without one, those in
 CHOICES. Each is trained on the toys that are left, once for each split; a row has its errors on those held out: after
@@ -87,22 +87,21 @@ def main(words: list[str] | None = None) -> None:
         warmup=arguments.epochs / 10,
     )  # fmt: skip
     try:
-        base = changed(base, arguments.also)
+        choices = [" ".join(f"{arguments.also} {choice}".split()) for choice in arguments.choices or CHOICES]
         jobs = [
-            Job(choice, dataclasses.replace(changed(base, choice), split=split), *where(arguments), until)
-            for choice in arguments.choices or CHOICES
+            Job(
+                choice, dataclasses.replace(changed(base, choice), split=split), arguments.data_folder,
+                arguments.device, until,
+            )
+            for choice in choices
             for split in arguments.splits
-        ]
+        ]  # fmt: skip
     except ValueError as error:
         sys.exit(f"choices: {error}")
     with multiprocessing.get_context("spawn").Pool(arguments.workers) as pool:
         for row in pool.imap_unordered(run, jobs):
             if row is not None:
                 append(Path(arguments.csv), row)
-
-
-def where(arguments: argparse.Namespace) -> tuple[str | None, str]:
-    return arguments.data_folder, arguments.device
 
 
 def changed(base: Recipe, choice: str) -> Recipe:
@@ -119,7 +118,10 @@ def changed(base: Recipe, choice: str) -> Recipe:
             fields[name] = value == "yes"
         else:
             (kind,) = {int, float, str} & {kinds[name], *getattr(kinds[name], "__args__", ())}
-            fields[name] = kind(value)
+            try:
+                fields[name] = kind(value)
+            except ValueError:
+                raise ValueError(f"{word!r}: {name} is a number") from None
     return dataclasses.replace(base, **fields)
 
 

@@ -6,6 +6,7 @@ Runs whose recipes differ in their seeds alone are a row; every run is in one.
 """
 
 import argparse
+import csv
 import difflib
 import json
 import math
@@ -41,6 +42,12 @@ TABLES = {
 }  # fmt: skip
 CROPS, ABLATION = "The mean of several crops", "Choices, compared on a share of the training set"
 HEAD = "recipe | paper | ours (runs) | 95% interval, notes | parameters | epochs | training | commit | command"
+TOYS = "Choices, compared on toys held out of the training set"
+TOYS_HEAD = "choice | error after the last epoch (runs) | least | training error | epochs | toys held out | commit"
+ABOUT_TOYS = """\
+Made by `results/choices.py`, rows in [`choices.csv`](choices.csv). The least error is that of the best epoch, which
+nobody could have chosen.
+"""
 COMPARED = "recipe | choice | validation error (runs) | notes | parameters | epochs | training | commit | command"
 
 # The rows of README.md; those whose paper number has a ± are its bold cells, and are there before there is a result.
@@ -71,7 +78,11 @@ def main(words: list[str] | None = None, root: Path = ROOT) -> None:
     rows = groups(read_runs(root / "results"))
     short = main_table(rows) + "\n\n" + shipped(root / "src" / "vbcaps" / "weights")
     readme = root / "README.md"
-    new = {root / "results" / "README.md": all_tables(rows), readme: between_markers(readme.read_text(), short)}
+    choices = read_choices(root / "results" / "choices.csv")
+    new = {
+        root / "results" / "README.md": all_tables(rows, choices),
+        readme: between_markers(readme.read_text(), short),
+    }
     stale = {path: text for path, text in new.items() if not path.exists() or path.read_text() != text}
     for path, text in stale.items():
         if check:
@@ -228,7 +239,39 @@ def compared(group: Group) -> list[str]:
     return [*first, "; ".join(said), *last_cells(group, f"`{command(group)}`")]
 
 
-def all_tables(rows: list[Group]) -> str:
+def read_choices(path: Path) -> list[dict[str, str]]:
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def toys(choices: list[dict[str, str]]) -> list[str]:
+    """A table for each recipe that was changed; of as many epochs and toys the least error is first."""
+    made = []
+    for base in dict.fromkeys(row["base"] for row in choices):
+        alike: dict[tuple[str, str, str], list[dict[str, str]]] = {}
+        for row in choices:
+            if row["base"] == base:
+                alike.setdefault((row["held"], row["epochs"], row["choice"]), []).append(row)
+        order = sorted(alike, key=lambda key: (key[0], int(key[1]), statistics.mean(column(alike[key], "last"))))
+        cells = [toys_row(*key, alike[key]) for key in order]
+        made.append(f"## {TOYS}: {base}\n\n{ABOUT_TOYS}\n{table(TOYS_HEAD, cells)}\n")
+    return made
+
+
+def toys_row(held: str, epochs: str, choice: str, runs: list[dict[str, str]]) -> list[str]:
+    last, least, train = (spread(column(runs, key)) for key in ("last", "least", "train_error"))
+    commits = ", ".join(dict.fromkeys(run["commit"] for run in runs))
+    return [f"`{choice}`" if choice else "as it is", f"{last} ({len(runs)})", least, train, epochs,
+            f"{100 * float(held):g}%", commits]  # fmt: skip
+
+
+def column(rows: list[dict[str, str]], key: str) -> list[float]:
+    return [float(row[key]) for row in rows]
+
+
+def all_tables(rows: list[Group], choices: list[dict[str, str]]) -> str:
     """Those that have rows."""
     final = [group for group in rows if not group[0].recipe.validation]
     parts = {
@@ -238,7 +281,7 @@ def all_tables(rows: list[Group]) -> str:
     parts[CROPS] = HEAD, [crops_row(group, *one) for group in final for one in tests_on_crops(group).items()]
     parts[ABLATION] = COMPARED, [compared(group) for group in rows if group[0].recipe.validation]
     made = [f"## {title}\n\n{table(head, cells)}\n" for title, (head, cells) in parts.items() if cells]
-    return "\n".join([INTRODUCTION, *made])
+    return "\n".join([INTRODUCTION, *made, *toys(choices)])
 
 
 def main_table(rows: list[Group]) -> str:

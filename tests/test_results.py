@@ -1,5 +1,6 @@
 """Recording runs, and the tables made from records: what is kept, what is refused, how a number comes into its row."""
 
+import csv
 import importlib
 import json
 import re
@@ -24,7 +25,9 @@ from vbcaps.train import fit
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "results"))  # as for `python results/tables.py`
-record, recorded, tables = (importlib.import_module(name) for name in ("record", "recorded", "tables"))
+record, recorded, tables, choices = (
+    importlib.import_module(name) for name in ("record", "recorded", "tables", "choices")
+)
 
 H200 = dict(
     commit="abc1234", command=["vbcaps", "train"], device="NVIDIA H200", device_type="cuda", processes=1, threads=8
@@ -376,6 +379,74 @@ def test_choices_made_on_a_validation_share_are_compared_apart(house):
     assert rows["[smallnorb_fast](v1)"][:2] == ["`--activation paper`", "4.20 (1)"]
     assert rows["[smallnorb_fast](v1)"][-1] == "`vbcaps train smallnorb_fast --validation 0.2 --activation paper`"
     assert readme.count("not run yet") == 4
+
+
+# --- choices on toys held out ----------------------------------------------------------------------------------------
+
+
+def test_a_choice_changes_the_fields_that_it_names():
+    base = recipe("smallnorb_fast")
+    for choice in choices.CHOICES:
+        made = choices.changed(base, choice)
+        named = {word.partition("=")[0] for word in choice.split()}
+        assert {name for name in base.to_json() if getattr(made, name) != getattr(base, name)} == named
+    made = choices.changed(base, "flip=yes norm_pose=no nu0=20 lr=0.001 epochs=7 standardise=crop")
+    assert (made.flip, made.norm_pose, made.nu0, made.lr, made.epochs, made.standardise) == (
+        True, False, 20.0, 0.001, 7, "crop",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ("activaton=paper", "no field 'activaton'; did you mean 'activation'"),
+        ("activation=papr", "activation must be one of .*; did you mean 'paper'"),
+        ("flip=1", "flip is yes or no"),
+        ("epochs=many", "'epochs=many': epochs is a number"),
+    ],
+)
+def test_a_choice_that_is_none_is_refused_before_anything_runs(choice, message, tmp_path):
+    with pytest.raises(SystemExit, match=message):
+        choices.main([choice, "--csv", str(tmp_path / "rows.csv")])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_of_a_choice_is_a_row(tmp_path):
+    made = tiny.recipe(name="default", epochs=6, validation=0.25, split=3)
+    job = choices.Job("lr=0.01", made, None, "cpu", until=float("inf"))
+    with tiny.in_place_of_data():
+        row = choices.run(job)
+        assert choices.run(job._replace(until=0.0)) is None
+        fit(made, tmp_path / "run", device="cpu")
+    errors = [float(epoch["validation_error"]) for epoch in read_rows(tmp_path / "run" / "metrics.csv")]
+    assert (row["base"], row["choice"], row["split"], row["held"]) == ("default", "lr=0.01", 3, 0.25)
+    assert (row["epochs"], row["note"]) == (6, "")
+    assert row["commit"] == json.loads((tmp_path / "run" / "environment.json").read_text())["commit"]
+    assert float(row["last"]) == pytest.approx(errors[-1], abs=1e-5)
+    assert float(row["least"]) == pytest.approx(min(errors), abs=1e-5)
+    assert float(row["last_five"]) == pytest.approx(statistics.mean(errors[1:]), abs=1e-5)
+    for _ in range(2):
+        choices.append(tmp_path / "rows.csv", row)
+    assert read_rows(tmp_path / "rows.csv") == [{key: str(value) for key, value in row.items()}] * 2
+
+
+def read_rows(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_rows_of_choices_become_a_table(house):
+    common = dict(base="smallnorb_fast", held="0.4", epochs="30", least="0.1", train_error="0.001", commit="abc1234")
+    for choice, last in (("", 0.2), ("cutout=16", 0.08), ("", 0.3), ("cutout=16", 0.1)):
+        choices.append(house / "results" / "choices.csv", common | dict(choice=choice, last=str(last)))
+    choices.append(house / "results" / "choices.csv", common | dict(choice="iters=2", last="0.01", epochs="100"))
+    text, _, _ = made(house)
+    lines = [line for line in text.splitlines() if line.startswith(("| `", "| as"))]
+    assert lines == [
+        "| `cutout=16` | 9.00 ± 1.41 (2) | 10.00 ± 0.00 | 0.10 ± 0.00 | 30 | 40% | abc1234 |",
+        "| as it is | 25.00 ± 7.07 (2) | 10.00 ± 0.00 | 0.10 ± 0.00 | 30 | 40% | abc1234 |",
+        "| `iters=2` | 1.00 (1) | 10.00 | 0.10 | 100 | 40% | abc1234 |",
+    ]
 
 
 def test_check_fails_until_the_tables_are_made(house, capsys):
