@@ -191,7 +191,7 @@ def sound(learner: Learner, record: Record) -> Totals:
 
 def why_slow(recipe: Recipe, device: torch.device) -> str:
     """A warning where routing on a CPU has to do without its kernels; looking for them compiles them."""
-    routed = recipe.network == "caps" and recipe.routing != "dynamic" and recipe.precision != "full"
+    routed = recipe.network == "caps" and recipe.precision != "full"
     if device.type != "cpu" or recipe.backend != "auto" or not routed:
         return ""
     why = why_no_library()

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vbcaps.routing.fields import check_iters, check_routing_inputs, softmax_over_parents
+from vbcaps.routing.fields import Fields, check_iters, check_routing_inputs, softmax_over_parents
 
 
 class Agreement(NamedTuple):
@@ -35,11 +35,16 @@ def dynamic_routing(
     for t in range(iters):
         s = torch.einsum("nlij,nlijd->nljd", r * a[..., None], V)
         length2 = s.square().sum(-1, keepdim=True)
-        m = s * (length2 + tiny).sqrt() / (1 + length2)  # |s|^2 / (1 + |s|^2) times the direction s / |s|
+        m = squash(s, length2, tiny)
         if t < iters - 1:  # nothing would read the last coefficients
             b = b + torch.einsum("nlijd,nljd->nlij", V, m)
             r = softmax_over_parents(b, child, children)
     return (length2[..., 0] + tiny).log(), Agreement(m, r)
+
+
+def squash(s: Tensor, length2: Tensor, tiny: float) -> Tensor:
+    """The direction s / |s|, of length |s|^2 / (1 + |s|^2)."""
+    return s * (length2 + tiny).sqrt() / (1 + length2)
 
 
 class DynamicRouting(nn.Module):
@@ -52,6 +57,18 @@ class DynamicRouting(nn.Module):
 
     def forward(self, a: Tensor, V: Tensor, child: Tensor, children: int | None = None) -> tuple[Tensor, Agreement]:
         return dynamic_routing(a, V, child, children=children, iters=self.iters)
+
+    @property
+    def fusable(self) -> bool:
+        return True
+
+    def fused(
+        self, a: Tensor, pose: Tensor, W: Tensor, fields: Fields, place: Tensor | None, posterior: bool = True
+    ) -> tuple[Tensor, Tensor, Agreement | None]:
+        """The same for the votes that poses and weights make, without making them (``routing.route``)."""
+        from vbcaps.routing.dynamic_fused import dynamic_routing_fused
+
+        return dynamic_routing_fused(a, pose, W, fields, place=place, iters=self.iters, posterior=posterior)
 
     def extra_repr(self) -> str:
         return f"iters={self.iters}"

@@ -45,6 +45,12 @@ def scores(v: Votes, m: Tensor, lam: Tensor, K: Tensor, r: Tensor) -> None:
     _call("scores", v, m, lam, K, r)
 
 
+def agreements(v: Votes, w: Tensor, r: Tensor) -> None:
+    """The softmax of z_ij = sum_d w_jd V_ijd: that sum is how a responsibility answers to a gradient w of sum R V."""
+    nothing = torch.zeros_like(w)
+    _call("agreements", v, nothing, w, nothing, nothing, r)
+
+
 def grad_responsibilities(
     v: Votes,
     m: Tensor,
@@ -77,6 +83,12 @@ def new_terms(v: Votes, iters: int) -> Tensor:
 def terms(coef: Tensor, t: int, iters: int) -> tuple[tuple[Tensor, int, int], None]:
     """What `vb_grad_parent` and `em_grad_parent` need to know to write the terms of iteration t."""
     return (coef, iters, t), None
+
+
+def put_term(coef: Tensor, k: int, x: Tensor, iters: int) -> None:
+    """Write the poses ``x: l j p n r`` as term k."""
+    L, J, _, N, _ = x.shape
+    _call("put_term", coef, iters, k, x, L, J, N)
 
 
 def grad_votes(v: Votes, coef: Tensor, r: Tensor, dz: Tensor, iters: int) -> tuple[Tensor, Tensor]:

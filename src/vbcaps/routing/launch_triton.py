@@ -4,6 +4,7 @@ import functools
 import math
 
 import torch
+import torch.nn.functional as F
 import triton
 from torch import Tensor
 
@@ -68,6 +69,15 @@ def scores(v: Votes, m: Tensor, lam: Tensor, K: Tensor, r: Tensor) -> None:
     softmax_kernel[children](r, v.parents, v.seen, *sizes, **options)
 
 
+def agreements(v: Votes, w: Tensor, r: Tensor) -> None:
+    """The softmax of z_ij = sum_d w_jd V_ijd: that sum is how a responsibility answers to a gradient w of sum R V."""
+    grid, sizes, options = _fields(v)
+    nothing, none = torch.zeros_like(w), w.new_zeros(w.shape[:-2])
+    grad_R_kernel[grid](v.pose, v.W, v.place, v.child, nothing, w, nothing, none, r, *sizes, maxnreg=128, **options)
+    children, sizes, options = _children(v)
+    softmax_kernel[children](r, v.parents, v.seen, *sizes, **options)
+
+
 def grad_responsibilities(
     v: Votes,
     m: Tensor,
@@ -100,6 +110,14 @@ def new_terms(v: Votes, iters: int) -> Tensor:
 def terms(coef: Tensor, t: int, iters: int) -> tuple[Tensor, Tensor | None]:
     """Where E, C of moments t stand, and those of scores t."""
     return coef[:, :, :, :, 2 * t :], None if t == iters - 1 else coef[:, :, :, :, 2 * (iters + t) :]
+
+
+def put_term(coef: Tensor, k: int, x: Tensor, iters: int) -> None:
+    """Write the poses ``x: l j n r p`` as term k."""
+    L, groups, blocks = coef.shape[:3]
+    J, N = x.shape[1:3]
+    x = F.pad(x, (0, 0, 0, 0, 0, 8 * blocks - N, 0, 4 * groups - J))
+    coef[:, :, :, :, k].copy_(x.view(L, groups, 4, blocks, 8, 4, 4).permute(0, 1, 3, 6, 4, 2, 5))
 
 
 def grad_votes(v: Votes, coef: Tensor, r: Tensor, dz: Tensor, iters: int) -> tuple[Tensor, Tensor]:

@@ -709,6 +709,13 @@ void scores(const Votes* v, const float* m, const float* lam, const float* K_j, 
   normalise(*v, z);
 }
 
+// The same of the linear sum_d w_jd V_ijd, with zeros for the rest.
+void agreements(const Votes* v, const float* m, const float* w, const float* squares, const float* K_j, float* z) {
+  expect_large(z, v->L * v->I * v->J * v->N);
+  run_pass<GradResponsibilities>(*v, Scores<false>::room(v->I), m, w, squares, K_j, z);
+  normalise(*v, z);
+}
+
 void grad_responsibilities(const Votes* v, const float* m, const float* gb, const float* gS, const float* gr,
                            const float* r, float* dR, float* s, float* da, Long add) {
   expect_large(dR, v->L * v->I * v->J * v->N);
@@ -718,6 +725,18 @@ void grad_responsibilities(const Votes* v, const float* m, const float* gb, cons
 
 void grad_scores(const Votes* v, const float* m, float* r, const float* s, float* dR, float* U0, float* U1, float* U2) {
   run_pass<GradScores>(*v, GradScores<false>::room(v->I), m, r, s, dR, U0, U1, U2);
+}
+
+// Term k of T iterations (grad_votes) from poses l j p n r.
+void put_term(float* terms, Long T, Long k, const float* x, Long L, Long J, Long N) {
+  const Lanes s(J, N, false);
+  for (Long l = 0; l < L; l++)
+    for (Long j = 0; j < J; j++)
+      for (Long b = 0; b < s.blocks; b++) {
+        vec X[4];
+        load_rows(X, x + s.rows(l, j, b), s, s.live(j, b));
+        store_terms(terms, (4 * T - 1) * 4 * WIDTH, k, X, s, l, j, b);
+      }
 }
 
 void grad_votes(const Votes* v, const float* terms, float* r, float* dz, Long T, float* dpose, float* dW) {
