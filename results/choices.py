@@ -1,22 +1,25 @@
-"""Which choices train best on smallNORB? Compared on toys held out of the training set, without a look at the test set.
+"""Which choices train best? Compared on a held-out share of the training set, without a look at the test set.
 
 python results/choices.py [CHOICE...] [--base smallnorb_fast] [--also CHOICE] [--held 0.4] [--splits 0 1]
                           [--epochs 30] [--workers 3] [--minutes 8] [--csv results/choices.csv]
 
 A CHOICE is a list of a recipe's fields: `"activation=paper lr=0.003"`; "" is the recipe as it is. Without one, those in
-CHOICES. Each is trained on the toys that are left, once for each split; a row has its errors on those held out: after
-the last epoch, which is what would be tested, and the least, which nobody could have chosen. `tables.py` makes a table
-of the rows. Runs share the device, so their seconds say little.
+CHOICES. Each is trained on what is left, once for each split. Of smallNORB whole toys are held out, as its test has
+other toys. A row has the errors on what was held out: after the last epoch, which is what would be tested, and the
+least, which nobody could have chosen. `tables.py` makes a table of the rows. Runs share the device, so that their
+seconds say little.
 """
 
 import argparse
 import csv
 import dataclasses
+import math
 import multiprocessing
 import statistics
 import sys
 import tempfile
 import time
+import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,8 +75,8 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("choices", nargs="*", metavar="CHOICE", help='as "activation=paper lr=0.003"')
     parser.add_argument("--base", default="smallnorb_fast", help="the recipe that is changed")
     parser.add_argument("--also", default="", metavar="CHOICE", help="changed in all of them, the base too")
-    parser.add_argument("--held", type=float, default=0.4, help="share of each class's toys that is held out")
-    parser.add_argument("--splits", type=int, nargs="+", default=[0, 1], help="which toys are held out")
+    parser.add_argument("--held", type=float, default=0.4, help="share of each class, or of its toys, that is held out")
+    parser.add_argument("--splits", type=int, nargs="+", default=[0, 1], help="which are held out")
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--workers", type=int, default=3, help="runs at the same time")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after this many")
@@ -82,11 +85,12 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--csv", default=str(Path(__file__).parent / "choices.csv"), help="append to this file")
     arguments = parser.parse_args(words)
     until = time.time() + 60 * arguments.minutes
-    base = dataclasses.replace(
-        recipe(arguments.base), validation=arguments.held, hold_out="objects", epochs=arguments.epochs,
-        warmup=arguments.epochs / 10,
-    )  # fmt: skip
     try:
+        base = recipe(arguments.base)
+        base = dataclasses.replace(
+            base, validation=arguments.held, hold_out="objects" if base.dataset == "smallnorb" else "images",
+            epochs=arguments.epochs, warmup=arguments.epochs / 10,
+        )  # fmt: skip
         choices = [" ".join(f"{arguments.also} {choice}".split()) for choice in arguments.choices or CHOICES]
         jobs = [
             Job(
@@ -117,9 +121,10 @@ def changed(base: Recipe, choice: str) -> Recipe:
                 raise ValueError(f"{word!r}: {name} is yes or no")
             fields[name] = value == "yes"
         else:
-            (kind,) = {int, float, str} & {kinds[name], *getattr(kinds[name], "__args__", ())}
+            (kind,) = {int, float, str} & {kinds[name], *typing.get_args(kinds[name])}
+            several = typing.get_origin(kinds[name]) is tuple
             try:
-                fields[name] = kind(value)
+                fields[name] = tuple(map(kind, value.split(","))) if several else kind(value)
             except ValueError:
                 raise ValueError(f"{word!r}: {name} is a number") from None
     return dataclasses.replace(base, **fields)
@@ -143,15 +148,17 @@ def run(job: Job) -> dict[str, Any] | None:
         with open(out / "metrics.csv", newline="") as file:
             epochs = list(csv.DictReader(file))
     errors = [float(epoch["validation_error"]) for epoch in epochs]
-    numbers = last_and_least(errors) | dict(train_error=epochs[-1]["train_error"], loss=epochs[-1]["loss"])
+    last = epochs[-1] if epochs else dict(train_error="nan", loss="nan")
     return dict(
         base=job.recipe.name, choice=job.choice, held=job.recipe.validation, split=job.recipe.split,
-        epochs=len(epochs), **numbers, seconds=f"{time.time() - start:.0f}", flags=flags(job.recipe),
+        epochs=len(epochs), **last_and_least(errors), train_error=last["train_error"], loss=last["loss"],
+        seconds=f"{time.time() - start:.0f}", flags=flags(job.recipe),
         **{key: about[key] for key in ("commit", "device", "torch")}, note=note,
     )  # fmt: skip
 
 
 def last_and_least(errors: Sequence[float]) -> dict[str, str]:
+    errors = errors or [math.nan]
     return dict(last=f"{errors[-1]:.5f}", last_five=f"{statistics.mean(errors[-5:]):.5f}", least=f"{min(errors):.5f}")
 
 

@@ -42,11 +42,11 @@ TABLES = {
 }  # fmt: skip
 CROPS, ABLATION = "The mean of several crops", "Choices, compared on a share of the training set"
 HEAD = "recipe | paper | ours (runs) | 95% interval, notes | parameters | epochs | training | commit | command"
-TOYS = "Choices, compared on toys held out of the training set"
-TOYS_HEAD = "choice | error after the last epoch (runs) | least | training error | epochs | toys held out | commit"
-ABOUT_TOYS = """\
-Made by `results/choices.py`, rows in [`choices.csv`](choices.csv). The least error is that of the best epoch, which
-nobody could have chosen.
+HELD_OUT = "Choices, compared on what was held out of the training set"
+HELD_OUT_HEAD = "choice | error after the last epoch (runs) | least | training error | epochs | held out | commit"
+ABOUT_HELD_OUT = """\
+Made by `results/choices.py`, rows in [`choices.csv`](choices.csv). Of smallNORB whole toys are held out. The least
+error is that of the best epoch, which nobody could have chosen.
 """
 COMPARED = "recipe | choice | validation error (runs) | notes | parameters | epochs | training | commit | command"
 
@@ -246,8 +246,8 @@ def read_choices(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def toys(choices: list[dict[str, str]]) -> list[str]:
-    """A table for each recipe that was changed; of as many epochs and toys the least error is first."""
+def held_out(choices: list[dict[str, str]]) -> list[str]:
+    """A table for each recipe that was changed; of as many epochs the least error is first."""
     made = []
     for base in dict.fromkeys(row["base"] for row in choices):
         alike: dict[tuple[str, str, str], list[dict[str, str]]] = {}
@@ -255,12 +255,12 @@ def toys(choices: list[dict[str, str]]) -> list[str]:
             if row["base"] == base:
                 alike.setdefault((row["held"], row["epochs"], row["choice"]), []).append(row)
         order = sorted(alike, key=lambda key: (key[0], int(key[1]), statistics.mean(column(alike[key], "last"))))
-        cells = [toys_row(*key, alike[key]) for key in order]
-        made.append(f"## {TOYS}: {base}\n\n{ABOUT_TOYS}\n{table(TOYS_HEAD, cells)}\n")
+        cells = [held_out_row(*key, alike[key]) for key in order]
+        made.append(f"## {HELD_OUT}: {base}\n\n{ABOUT_HELD_OUT}\n{table(HELD_OUT_HEAD, cells)}\n")
     return made
 
 
-def toys_row(held: str, epochs: str, choice: str, runs: list[dict[str, str]]) -> list[str]:
+def held_out_row(held: str, epochs: str, choice: str, runs: list[dict[str, str]]) -> list[str]:
     last, least, train = (spread(column(runs, key)) for key in ("last", "least", "train_error"))
     commits = ", ".join(dict.fromkeys(run["commit"] for run in runs))
     return [f"`{choice}`" if choice else "as it is", f"{last} ({len(runs)})", least, train, epochs,
@@ -281,7 +281,7 @@ def all_tables(rows: list[Group], choices: list[dict[str, str]]) -> str:
     parts[CROPS] = HEAD, [crops_row(group, *one) for group in final for one in tests_on_crops(group).items()]
     parts[ABLATION] = COMPARED, [compared(group) for group in rows if group[0].recipe.validation]
     made = [f"## {title}\n\n{table(head, cells)}\n" for title, (head, cells) in parts.items() if cells]
-    return "\n".join([INTRODUCTION, *made, *toys(choices)])
+    return "\n".join([INTRODUCTION, *made, *held_out(choices)])
 
 
 def main_table(rows: list[Group]) -> str:

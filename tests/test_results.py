@@ -381,7 +381,7 @@ def test_choices_made_on_a_validation_share_are_compared_apart(house):
     assert readme.count("not run yet") == 4
 
 
-# --- choices on toys held out ----------------------------------------------------------------------------------------
+# --- choices on what is held out -------------------------------------------------------------------------------------
 
 
 def test_a_choice_changes_the_fields_that_it_names():
@@ -390,10 +390,11 @@ def test_a_choice_changes_the_fields_that_it_names():
         made = choices.changed(base, choice)
         named = {word.partition("=")[0] for word in choice.split()}
         assert {name for name in base.to_json() if getattr(made, name) != getattr(base, name)} == named
-    made = choices.changed(base, "flip=yes norm_pose=no nu0=20 lr=0.001 epochs=7 standardise=crop")
-    assert (made.flip, made.norm_pose, made.nu0, made.lr, made.epochs, made.standardise) == (
-        True, False, 20.0, 0.001, 7, "crop",
+    made = choices.changed(base, "flip=yes norm_pose=no nu0=20 lr=0.001 epochs=7 standardise=crop arch=8,4,4,4")
+    assert (made.flip, made.norm_pose, made.nu0, made.lr, made.epochs, made.standardise, made.arch) == (
+        True, False, 20.0, 0.001, 7, "crop", (8, 4, 4, 4),
     )  # fmt: skip
+    assert choices.changed(base, "learn=alpha0,m0").learn == ("alpha0", "m0")
 
 
 @pytest.mark.parametrize(
@@ -425,6 +426,7 @@ def test_a_run_of_a_choice_is_a_row(tmp_path):
     assert float(row["last"]) == pytest.approx(errors[-1], abs=1e-5)
     assert float(row["least"]) == pytest.approx(min(errors), abs=1e-5)
     assert float(row["last_five"]) == pytest.approx(statistics.mean(errors[1:]), abs=1e-5)
+    assert choices.last_and_least([]) == dict(last="nan", last_five="nan", least="nan")
     for _ in range(2):
         choices.append(tmp_path / "rows.csv", row)
     assert read_rows(tmp_path / "rows.csv") == [{key: str(value) for key, value in row.items()}] * 2
