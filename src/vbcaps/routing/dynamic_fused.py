@@ -19,15 +19,15 @@ from vbcaps.routing.fields import Fields, check_iters
 from vbcaps.routing.passes import (
     Votes,
     as_poses,
-    as_slots,
     check_fusable,
     images_first,
-    lay_poses,
     new_poses,
     new_slots,
     on_its_device,
+    op_inputs,
     passes_for,
     poses_first,
+    responsibilities,
 )
 
 TINY = torch.finfo(torch.float32).tiny ** 0.5
@@ -126,9 +126,8 @@ def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
     ctx.save_for_backward(*tensors, *output[2:])
 
 
-def _backward(ctx: Any, dlogit: Tensor | None, dm: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    a, W = ctx.saved_tensors[0], ctx.saved_tensors[2]
-    child = ctx.saved_tensors[4]
+def _backward(ctx: Any, dlogit: Tensor | None, dm: Tensor | None, *others: None) -> tuple[Tensor | None, ...]:
+    a, _, W, _, child, *_ = ctx.saved_tensors
     dlogit = a.new_zeros(len(child), W.shape[1], a.shape[1]) if dlogit is None else dlogit.contiguous()
     dm = None if dm is None else dm.contiguous()
     gradients = dynamic_route_backward(dlogit, dm, *ctx.saved_tensors, ctx.types, ctx.iters)
@@ -154,20 +153,9 @@ def dynamic_routing_fused(
     """
     check_iters(iters)
     check_fusable(a, pose, W)
-    J = W.shape[1]
-    logit, m, r, *_ = dynamic_route(
-        a.T.contiguous(),
-        lay_poses(pose),
-        W.contiguous(),
-        None if place is None else place.contiguous(),
-        fields.child,
-        fields.parents,
-        fields.seen,
-        fields.types,
-        iters,
-    )
+    logit, m, r, *_ = dynamic_route(*op_inputs(a, pose, W, place, fields), fields.types, iters)
     poses = poses_first(m)
     if not posterior:
         return images_first(logit), poses, None
-    r = as_slots(r[-1], fields.child.shape[1], J, fields.types) if iters > 1 else a.new_full((), 1 / J)
-    return images_first(logit), poses, Agreement(poses.flatten(3), r.detach().expand(len(a), *fields.child.shape, J))
+    r = responsibilities(r, fields, W.shape[1], len(a))
+    return images_first(logit), poses, Agreement(poses.flatten(3), r)

@@ -15,15 +15,15 @@ from vbcaps.routing.em import Mixture, check_constants
 from vbcaps.routing.fields import Fields, check_iters
 from vbcaps.routing.passes import (
     Votes,
-    as_slots,
     check_fusable,
     images_first,
-    lay_poses,
     new_poses,
     new_slots,
     on_its_device,
+    op_inputs,
     passes_for,
     poses_first,
+    responsibilities,
 )
 
 D = 16
@@ -163,15 +163,8 @@ def em_routing_fused(
     check_iters(iters)
     check_constants(temperature, growth, min_var)
     check_fusable(a, pose, W)
-    J = W.shape[1]
     logit, m, var, r, *_ = em_route(
-        a.T.contiguous(),
-        lay_poses(pose),
-        W.contiguous(),
-        None if place is None else place.contiguous(),
-        fields.child,
-        fields.parents,
-        fields.seen,
+        *op_inputs(a, pose, W, place, fields),
         beta_a.contiguous(),
         beta_u.contiguous(),
         fields.types,
@@ -183,9 +176,9 @@ def em_routing_fused(
     means = poses_first(m)
     if not posterior:
         return images_first(logit), means, None
-    r = as_slots(r[-1], fields.child.shape[1], J, fields.types) if iters > 1 else a.new_full((), 1 / J)
+    r = responsibilities(r, fields, W.shape[1], len(a))
     return (
         images_first(logit),
         means,
-        Mixture(means.flatten(3), poses_first(var).flatten(3), r.detach().expand(len(a), *fields.child.shape, J)),
+        Mixture(means.flatten(3), poses_first(var).flatten(3), r),
     )

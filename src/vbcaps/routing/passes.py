@@ -4,7 +4,7 @@ import functools
 import os
 from collections.abc import Callable
 from types import ModuleType
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -149,3 +149,16 @@ def images_first(x: Tensor) -> Tensor:  # l j n
 def poses_first(x: Tensor) -> Tensor:  # as `new_poses` of l j n
     """``n l j p r``"""
     return as_poses(x).permute(2, 0, 1, 3, 4)
+
+
+def op_inputs(a: Tensor, pose: Tensor, W: Tensor, place: Tensor | None, fields: Fields) -> tuple[Any, ...]:
+    """What every fused op takes first: ``a: n c`` and ``pose: n c p r`` as the kernels read them, and the fields."""
+    place = None if place is None else place.contiguous()
+    return a.T.contiguous(), lay_poses(pose), W.contiguous(), place, fields.child, fields.parents, fields.seen
+
+
+def responsibilities(r: Tensor, fields: Fields, J: int, N: int) -> Tensor:
+    """Those of the last iteration, ``n l i j``; none were made where there was one only. They carry no gradient."""
+    L, I = fields.child.shape
+    last = as_slots(r[-1], I, J, fields.types) if len(r) else r.new_full((), 1 / J)
+    return last.detach().expand(N, L, I, J)

@@ -16,15 +16,15 @@ from vbcaps.routing.fields import Fields
 from vbcaps.routing.passes import (
     Votes,
     as_poses,
-    as_slots,
     check_fusable,
     images_first,
-    lay_poses,
     new_poses,
     new_slots,
     on_its_device,
+    op_inputs,
     passes_for,
     poses_first,
+    responsibilities,
 )
 from vbcaps.routing.vb import Posterior
 
@@ -190,16 +190,9 @@ def vb_routing_fused(
     responsibilities in it carry no gradient.
     """
     check_fusable(a, pose, W, prior)
-    J = W.shape[1]
     p = prior()
     logit, m, alpha, kappa, psi, nu, r, *_ = vb_route(
-        a.T.contiguous(),
-        lay_poses(pose),
-        W.contiguous(),
-        None if place is None else place.contiguous(),
-        fields.child,
-        fields.parents,
-        fields.seen,
+        *op_inputs(a, pose, W, place, fields),
         p.alpha0.contiguous(),
         p.m0.contiguous(),
         p.kappa0.contiguous(),
@@ -216,7 +209,7 @@ def vb_routing_fused(
     means = poses_first(m)
     if not posterior:
         return images_first(logit), means, None
-    r = as_slots(r[-1], fields.child.shape[1], J, fields.types) if iters > 1 else a.new_full((), 1 / J)
+    r = responsibilities(r, fields, W.shape[1], len(a))
     return (
         images_first(logit),
         means,
@@ -226,6 +219,6 @@ def vb_routing_fused(
             images_first(kappa),
             poses_first(psi).flatten(3),
             images_first(nu),
-            r.detach().expand(len(a), *fields.child.shape, J),
+            r,
         ),
     )
