@@ -19,13 +19,14 @@ import statistics
 import sys
 import tempfile
 import time
-import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import typer
 from recorded import flags
 
+from vbcaps.flags import given, parser_of
 from vbcaps.recipe import Recipe, field_types, nearest
 from vbcaps.recipes import recipe
 
@@ -121,12 +122,10 @@ def changed(base: Recipe, choice: str) -> Recipe:
                 raise ValueError(f"{word!r}: {name} is yes or no")
             fields[name] = value == "yes"
         else:
-            (kind,) = {int, float, str} & {kinds[name], *typing.get_args(kinds[name])}
-            several = typing.get_origin(kinds[name]) is tuple
             try:
-                fields[name] = tuple(map(kind, value.split(","))) if several else kind(value)
-            except ValueError:
-                raise ValueError(f"{word!r}: {name} is a number") from None
+                fields |= given({name: parser_of(kinds[name])(value)})
+            except typer.BadParameter as error:
+                raise ValueError(f"{word!r}: {error.message}") from None
     return dataclasses.replace(base, **fields)
 
 

@@ -395,6 +395,7 @@ def test_a_choice_changes_the_fields_that_it_names():
         True, False, 20.0, 0.001, 7, "crop", (8, 4, 4, 4),
     )  # fmt: skip
     assert choices.changed(base, "learn=alpha0,m0").learn == ("alpha0", "m0")
+    assert choices.changed(made, "nu0=none").nu0 is None
 
 
 @pytest.mark.parametrize(
@@ -403,7 +404,7 @@ def test_a_choice_changes_the_fields_that_it_names():
         ("activaton=paper", "no field 'activaton'; did you mean 'activation'"),
         ("activation=papr", "activation must be one of .*; did you mean 'paper'"),
         ("flip=1", "flip is yes or no"),
-        ("epochs=many", "'epochs=many': epochs is a number"),
+        ("epochs=many", "'epochs=many': 'many' is not a whole number"),
     ],
 )
 def test_a_choice_that_is_none_is_refused_before_anything_runs(choice, message, tmp_path):

@@ -60,9 +60,8 @@ def _flag(field: dataclasses.Field, kind: Any, group: str) -> inspect.Parameter:
     if kind is bool:
         annotation = Annotated[bool | None, typer.Option(f"{name}/--no{name[1:]}", **about)]
     else:
-        optional = isinstance(kind, types.UnionType)
-        (one,) = (part for part in get_args(kind) if part is not type(None)) if optional else (kind,)
-        about |= dict(metavar=_metavar(one), parser=_parser(one, optional))
+        one, optional = _kind(kind)
+        about |= dict(metavar=_metavar(one), parser=parser_of(kind))
         words = [*CHOICES.get(field.name, ()), *(["none"] if optional else [])]
         about["help"] += f" ({', '.join(words)})" if words else ""
         annotation = Annotated[str | None, typer.Option(name, **about)]
@@ -73,8 +72,16 @@ def _metavar(kind: Any) -> str:
     return f"{WORDS[get_args(kind)[0]]},..." if get_origin(kind) is tuple else WORDS[kind]
 
 
-def _parser(kind: Any, optional: bool) -> Callable[[Any], Any]:
+def _kind(kind: Any) -> tuple[Any, bool]:
+    """A field's type without None, and whether it may be that."""
+    optional = isinstance(kind, types.UnionType)
+    (one,) = (part for part in get_args(kind) if part is not type(None)) if optional else (kind,)
+    return one, optional
+
+
+def parser_of(kind: Any) -> Callable[[Any], Any]:
     """From a word to a value of that type; whether the value is allowed is for the recipe to say."""
+    kind, optional = _kind(kind)
 
     def parse(text: Any) -> Any:
         if not isinstance(text, str):  # what is parsed already comes by a second time
