@@ -62,6 +62,7 @@ class Learner:
         stream: "torch.cuda.Stream | None" = None,
     ):
         self.recipe, self.train, self.view, self.group, self.stream = recipe, train, view, group, stream
+        self.classes, self.draws = classes, view.draws + (recipe.mixup > 0)
         device, count = train.images.device, len(train.labels)
         batch = min(recipe.batch, count)
         if batch % group.size:
@@ -79,7 +80,7 @@ class Learner:
         self.ema = copy.deepcopy(self.net).eval().requires_grad_(False) if recipe.ema else None
 
         self.order = torch.zeros(self.steps, self.share, dtype=torch.int64, device=device)
-        self.u = torch.zeros(self.steps, self.share, view.draws, device=device)
+        self.u = torch.zeros(self.steps, self.share, self.draws, device=device)
         self.rates = torch.zeros(self.steps, 3, device=device)  # learning rate, margin, share in the average
         self.rate = torch.zeros(1, 3, device=device)
         self.k = torch.zeros(1, dtype=torch.int64, device=device)  # the next step
@@ -114,7 +115,7 @@ class Learner:
     def begin(self) -> None:
         """Lay out the present epoch on the device, from its first step not done."""
         r, taken = self.recipe, self.steps * self.batch
-        order, u = epoch_plan(r.seed, self.epoch, len(self.train.labels), self.view.draws)
+        order, u = epoch_plan(r.seed, self.epoch, len(self.train.labels), self.draws)
         mine = self.group.share(self.batch)
         self.order.copy_(order[:taken].view(self.steps, self.batch)[:, mine])
         self.u.copy_(u[:taken].view(self.steps, self.batch, -1)[:, mine])
@@ -138,8 +139,9 @@ class Learner:
         self.rate.copy_(self.rates.index_select(0, k))
         x, y = self.images(k)
         self.optimiser.zero_grad(set_to_none=True)
+        x, target = self.mixed(x, y, k)
         out = self.module(x)
-        loss = self.loss(out, y)
+        loss = self.loss(out, target)
         loss.backward()
         self.optimiser.step()
         with torch.no_grad():
@@ -152,8 +154,16 @@ class Learner:
 
     def images(self, k: Tensor) -> tuple[Tensor, Tensor]:
         index = self.order.index_select(0, k)[0]
-        x = self.view.train(self.train.images.index_select(0, index), self.u.index_select(0, k)[0])
-        return x, self.train.labels.index_select(0, index)
+        u = self.u.index_select(0, k)[0, :, : self.view.draws]
+        return self.view.train(self.train.images.index_select(0, index), u), self.train.labels.index_select(0, index)
+
+    def mixed(self, x: Tensor, y: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Each image, and its label, blended with the one before it in the batch; without mixup as they are."""
+        if not self.recipe.mixup:
+            return x, y
+        share = self.recipe.mixup * self.u.index_select(0, k)[0, :, -1:]  # n 1, of the other
+        label = nn.functional.one_hot(y, self.classes).float()
+        return (torch.lerp(x, x.roll(1, 0), share[..., None, None]), torch.lerp(label, label.roll(1, 0), share))
 
     def loss(self, out: Capsules | Scores, y: Tensor) -> Tensor:
         if self.recipe.loss == "spread":
@@ -229,7 +239,8 @@ def diagnose(learner: Learner, bad: int) -> NonFinite:
     x, y = learner.images(learner.k)
     if not bool(x.isfinite().all()):
         found.append("its input, the augmented images,")
-    loss = learner.loss(learner.module(x), y)
+    x, target = learner.mixed(x, y, learner.k)
+    loss = learner.loss(learner.module(x), target)
     for handle in hooks:
         handle.remove()
     if found:

@@ -14,6 +14,8 @@ NLL_ON = ("activations", "logits")
 def nll_loss(logits: Tensor, target: Tensor, *, on: str = "activations", smoothing: float = 0.0) -> Tensor:
     """L_NLL = -sum_k y_k ln y^_k, mean over the batch; ``logits`` are ``n classes``, ``target`` is ``n``.
 
+    A ``target`` of shares ``n classes`` will do, too.
+
     ``smoothing`` gives so much of the target's 1 to all classes alike.
 
     ``on="activations"`` puts a softmax on the sigmoid outputs, as the released code does: with outputs in (0, 1) it
@@ -25,7 +27,8 @@ def nll_loss(logits: Tensor, target: Tensor, *, on: str = "activations", smoothi
         raise ValueError(f"on must be one of {NLL_ON}, got {on!r}")
     if not 0 <= smoothing < 1:
         raise ValueError(f"smoothing must be at least 0 and below 1, got {smoothing}")
-    _check_target(logits, target)
+    if target.shape != logits.shape:
+        _check_target(logits, target)
     return F.cross_entropy(logits.sigmoid() if on == "activations" else logits, target, label_smoothing=smoothing)
 
 

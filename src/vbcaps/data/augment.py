@@ -36,8 +36,8 @@ class View:
         rotate, zoom, stretch: in training, the image is turned about the middle of the crop by up to so many degrees
             either way, enlarged by a factor from 1 - z to 1 + z, and made wider by one from 1 - s to 1 + s and lower by
             the same; 0 is off.
-        cutout: in training, a square of so many pixels a side, anywhere, is set to what standardised images are on
-            average, 0; it may lie partly outside. 0 is off.
+        cutout, cutouts: in training, a square of so many pixels a side, anywhere, is set to what standardised images
+            are on average, 0; it may lie partly outside. 0 is off. And how many such squares, which may overlap.
         fill: what lies outside the image: "black" (pad, then standardise, as the released code does), the "mean"
             (standardise, then pad with zeros, as the paper says), or what is at its "edge".
         mean, std: of the training set for ``standardise="dataset"``; ``fit`` measures them.
@@ -54,6 +54,7 @@ class View:
     zoom: float = 0.0
     stretch: float = 0.0
     cutout: int = 0
+    cutouts: int = 1
     fill: str = "black"
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
@@ -75,6 +76,8 @@ class View:
         for name, most in (("rotate", 180), ("zoom", 0.9), ("stretch", 0.9), ("cutout", self.crop)):
             if not 0 <= getattr(self, name) <= most:
                 raise ValueError(f"{name} must be from 0 to {most}, got {getattr(self, name)}")
+        if self.cutouts < 1:
+            raise ValueError(f"cutouts must be at least 1, got {self.cutouts}")
         if self.place and self.pad:
             raise ValueError(f"place finds its own frame: pad must be 0 with it, got {self.pad}")
         if self.fill == "mean" and (self.place or self.standardise == "crop"):
@@ -97,7 +100,7 @@ class View:
     def draws(self) -> int:
         """How many uniform numbers an image takes in ``train``: top, left, flip, then what is on of the others."""
         once = (self.brightness, self.contrast, self.rotate, self.zoom, self.stretch)
-        return 2 + self.flip + sum(strength > 0 for strength in once) + 2 * (self.cutout > 0)
+        return 2 + self.flip + sum(strength > 0 for strength in once) + 2 * self.cutouts * (self.cutout > 0)
 
     def train(self, images: Tensor, u: Tensor) -> Tensor:
         """Training input ``n c crop crop`` from bytes ``n c y x`` and uniform numbers in [0, 1), ``n draws``."""
@@ -121,7 +124,9 @@ class View:
             mean = x.mean((1, 2, 3), keepdim=True)
             x = (mean + (x - mean) * self._factor(next(draw), self.contrast)).clamp(0, 1)
         x = self._standard(x, images, inside)
-        return x if self.cutout == 0 else x * self._outside_square(next(draw), next(draw))
+        for _ in range(self.cutouts if self.cutout > 0 else 0):
+            x = x * self._outside_square(next(draw), next(draw))
+        return x
 
     def test(self, images: Tensor) -> Tensor:
         """The central ``n c crop crop``; a smaller image gets a frame."""
