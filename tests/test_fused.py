@@ -518,8 +518,8 @@ def losses_of(net, batches, backend, optimiser):
 def test_five_steps_of_training_have_the_losses_of_the_reference(routing):
     """To five digits: before rounding has had the time to grow."""
     net = CapsuleStack(2, 2, 2, 2, routing=routing, routing_options=dict(iters=2)).to(DEVICE)
-    a, pose = torch.rand(4, 2, 2, 2, device=DEVICE), torch.randn(4, 2, 2, 2, 4, 4, device=DEVICE)
-    batches = [x.expand(5, *x.shape) for x in (a, pose, torch.tensor([0, 1, 0, 1], device=DEVICE))]
+    inputs = torch.rand(4, 2, 2, 2), torch.randn(4, 2, 2, 2, 4, 4), torch.tensor([0, 1, 0, 1])  # the same on any device
+    batches = [x.to(DEVICE).expand(5, *x.shape) for x in inputs]
 
     def sgd(parameters):
         return torch.optim.SGD(parameters, 1e-2 if routing == "dynamic" else 1e-3)
