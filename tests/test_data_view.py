@@ -10,6 +10,7 @@ import scipy.ndimage
 import torch
 
 from vbcaps.data import Split, View
+from vbcaps.data.augment import mixup
 
 VIEWS = {
     "smallNORB": View(crop=8),
@@ -228,6 +229,30 @@ def test_cutout_blanks_a_square_anywhere():
     assert blank.float().mean((0, 1)).min() > 0.05  # every pixel is, sometimes
 
 
+def test_several_squares_are_one_after_the_other():
+    images, u = images_of(20, 1), torch.rand(20, 8)
+    expected = View(crop=8).train(images, u[:, :2])
+    for at in (u[:, 2:4], u[:, 4:6], u[:, 6:8]):
+        expected[View(crop=8, cutout=3).train(images, torch.cat([u[:, :2], at], 1)) == 0] = 0
+    assert torch.equal(View(crop=8, cutout=3, cutouts=3).train(images, u), expected)
+
+
+@pytest.mark.parametrize("n", [1, 4, 5])
+def test_mixup_blends_neighbours_and_their_labels(n):
+    x, y, share = torch.rand(n, 2, 3, 3), torch.arange(n) % 3, torch.rand(n) / 2
+    mixed, labels = mixup(x, y, share, 3)
+    for k in range(n):
+        other = min(k + 1 if k % 2 == 0 else k - 1, n - 1)
+        torch.testing.assert_close(mixed[k], (1 - share[k]) * x[k] + share[k] * x[other])
+        expected = torch.zeros(3)
+        expected[y[k]] += 1 - share[k]
+        expected[y[other]] += share[k]
+        torch.testing.assert_close(labels[k], expected)
+    if n == 4:  # dealt out to two
+        halves = [mixup(x[part], y[part], share[part], 3) for part in (slice(0, 2), slice(2, 4))]
+        assert torch.equal(torch.cat([half[0] for half in halves]), mixed)
+
+
 def test_an_image_does_not_depend_on_its_batch():
     images, view = images_of(6), VIEWS["all"]
     u = torch.rand(6, view.draws)
@@ -242,6 +267,7 @@ def test_draws():
         *(3, 4, 4, 5),
     ]
     assert View(crop=4, flip=True, rotate=9.0, stretch=0.1, cutout=2).draws == 7
+    assert [View(crop=4, cutout=c, cutouts=3).draws for c in (0, 2)] == [2, 8]
     assert [View(crop=4, rotate=r, zoom=z, cutout=c).draws for r in (0, 9) for z in (0, 0.1) for c in (0, 2)] == [
         *(2, 4, 3, 5),
         *(3, 5, 4, 6),
@@ -266,6 +292,7 @@ def test_a_view_travels_as_json():
         (dict(zoom=1.0), "zoom must be from 0 to 0.9, got 1"),
         (dict(stretch=-0.1), "stretch must be from 0 to 0.9, got -0.1"),
         (dict(cutout=9), "cutout must be from 0 to 8, got 9"),
+        (dict(cutouts=0), "cutouts must be at least 1, got 0"),
         (dict(place=True, pad=2), "pad must be 0"),
         (dict(place=True, fill="mean"), "place"),
         (dict(standardise="crop", fill="mean"), "crop"),

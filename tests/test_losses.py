@@ -136,6 +136,8 @@ def test_total_is_classification_plus_eta_times_vae():
         ),
         (lambda s, t: nll_loss(s[0], t), ValueError, "(n, classes) scores with (n,) targets, got (5,) and (4,)"),
         (lambda s, t: nll_loss(s, t[:3]), ValueError, "(n, classes) scores with (n,) targets, got (4, 5) and (3,)"),
+        (lambda s, t: nll_loss(s, t.float()), ValueError, "shares (n, classes) like the scores, got (4,) for (4, 5)"),
+        (lambda s, t: nll_loss(s[0], s[0]), ValueError, "shares (n, classes) like the scores, got (5,) for (5,)"),
         (lambda s, t: nll_loss(s, t.int()), TypeError, "target must be class numbers as int64 (long), got torch.int32"),
         (lambda s, t: spread_loss(s, t.float(), 0.2), TypeError, "target must be class numbers as int64 (long), got"),
         (
@@ -161,5 +163,6 @@ def test_smoothing_gives_a_share_of_the_label_to_all_classes():
     label = 0.8 * torch.nn.functional.one_hot(target, 4) + 0.2 / 4
     expected = -(label * logits.log_softmax(1)).sum(1).mean()
     torch.testing.assert_close(nll_loss(logits, target, on="logits", smoothing=0.2), expected)
+    torch.testing.assert_close(nll_loss(logits, label, on="logits"), expected)  # as shares given by hand
     with pytest.raises(ValueError, match="smoothing must be at least 0 and below 1, got 1"):
         nll_loss(logits, target, smoothing=1.0)

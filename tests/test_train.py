@@ -10,6 +10,7 @@ import torch
 
 from vbcaps import models, run
 from vbcaps.data import View, load
+from vbcaps.data.augment import mixup
 from vbcaps.learner import Learner, NonFinite, epoch_plan
 from vbcaps.losses import nll_loss
 from vbcaps.run import RunError, load_weights
@@ -64,6 +65,7 @@ def test_an_epoch_is_a_pure_function_of_seed_and_epoch():
         dict(optimiser="adamw", weight_decay=0.1, rotate=10.0),
         dict(ema=0.7, smoothing=0.1),
         dict(loss_on="activations"),
+        dict(mixup=0.4, cutout=5, cutouts=2),
     ],
 )
 def test_a_step_is_the_loop_everyone_writes(fields):
@@ -78,15 +80,18 @@ def test_a_step_is_the_loop_everyone_writes(fields):
     average = {name: x.clone() for name, x in net.state_dict().items()}
     total, wrong = 0.0, 0
     learner.begin()
-    order, u = epoch_plan(r.seed, 0, 48, learner.view.draws)
+    order, u = epoch_plan(r.seed, 0, 48, learner.view.draws + (r.mixup > 0))
     for k in range(4):
         learner()
-        batch = order[8 * k : 8 * k + 8]
-        x, y = learner.view.train(learner.train.images[batch], u[8 * k : 8 * k + 8]), learner.train.labels[batch]
+        batch, drawn = order[8 * k : 8 * k + 8], u[8 * k : 8 * k + 8]
+        x = learner.view.train(learner.train.images[batch], drawn[:, : learner.view.draws])
+        y = target = learner.train.labels[batch]
+        if r.mixup:
+            x, target = mixup(x, y, r.mixup * drawn[:, -1], 3)
         optimiser.param_groups[0]["lr"] = torch.tensor(r.learning_rate(k, 6)).item()
         optimiser.zero_grad()
         out = net(x)
-        loss = nll_loss(out.logits, y, on=r.loss_on, smoothing=r.smoothing)
+        loss = nll_loss(out.logits, target, on=r.loss_on, smoothing=r.smoothing)
         loss.backward()
         optimiser.step()
         total, wrong = total + loss.item(), wrong + int((out.logits.argmax(1) != y).sum())

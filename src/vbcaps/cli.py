@@ -141,7 +141,7 @@ def predict(
         net, recipe, classes, view, _ = load_weights(path, place)
         if net.in_channels not in (1, 3):
             raise RunError(f"{path} looks at {net.in_channels} channels at once; an image file has 1 or 3")
-        side = (recipe.image_size or recipe.crop) if recipe.data else ABOUT[recipe.dataset][2]
+        side = recipe.image_size or (recipe.crop if recipe.data else ABOUT[recipe.dataset][2])
         pixels = torch.stack([read_image(image, side, net.in_channels) for image in images])
         scores = predict_scores(net, pixels, view).cpu()
         rows = table("image", "class", numbers=("probability", "next"))

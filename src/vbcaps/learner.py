@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from vbcaps.data import Split, View
+from vbcaps.data.augment import mixup
 from vbcaps.distributed import ALONE, Group, synchronise
 from vbcaps.layers import Capsules
 from vbcaps.losses import nll_loss, spread_loss, spread_margin
@@ -137,9 +138,8 @@ class Learner:
         """Gather, augment, forward, loss, backward, update, average."""
         k = self.k.clamp(max=self.steps - 1)  # a capture may go past the end of the epoch, and is put back
         self.rate.copy_(self.rates.index_select(0, k))
-        x, y = self.images(k)
+        x, y, target = self.images(k)
         self.optimiser.zero_grad(set_to_none=True)
-        x, target = self.mixed(x, y, k)
         out = self.module(x)
         loss = self.loss(out, target)
         loss.backward()
@@ -152,18 +152,15 @@ class Learner:
             self.bad.copy_(torch.where(loss.isfinite(), self.bad, torch.minimum(self.bad, k)))
             self.k.add_(1)
 
-    def images(self, k: Tensor) -> tuple[Tensor, Tensor]:
-        index = self.order.index_select(0, k)[0]
-        u = self.u.index_select(0, k)[0, :, : self.view.draws]
-        return self.view.train(self.train.images.index_select(0, index), u), self.train.labels.index_select(0, index)
-
-    def mixed(self, x: Tensor, y: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Each image, and its label, blended with the one before it in the batch; without mixup as they are."""
-        if not self.recipe.mixup:
-            return x, y
-        share = self.recipe.mixup * self.u.index_select(0, k)[0, :, -1:]  # n 1, of the other
-        label = nn.functional.one_hot(y, self.classes).float()
-        return (torch.lerp(x, x.roll(1, 0), share[..., None, None]), torch.lerp(label, label.roll(1, 0), share))
+    def images(self, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The input of step ``k``, its labels, and what the loss is to see of them: those of mixed images, too."""
+        index, u = self.order.index_select(0, k)[0], self.u.index_select(0, k)[0]
+        x = self.view.train(self.train.images.index_select(0, index), u[:, : self.view.draws])
+        y = self.train.labels.index_select(0, index)
+        if self.recipe.mixup:
+            x, target = mixup(x, y, self.recipe.mixup * u[:, -1], self.classes)
+            return x, y, target
+        return x, y, y
 
     def loss(self, out: Capsules | Scores, y: Tensor) -> Tensor:
         if self.recipe.loss == "spread":
@@ -236,10 +233,9 @@ def diagnose(learner: Learner, bad: int) -> NonFinite:
         return hook
 
     hooks = [module.register_forward_hook(watch(name)) for name, module in learner.net.named_modules() if name]
-    x, y = learner.images(learner.k)
+    x, _, target = learner.images(learner.k)
     if not bool(x.isfinite().all()):
         found.append("its input, the augmented images,")
-    x, target = learner.mixed(x, y, learner.k)
     loss = learner.loss(learner.module(x), target)
     for handle in hooks:
         handle.remove()

@@ -14,7 +14,7 @@ NLL_ON = ("activations", "logits")
 def nll_loss(logits: Tensor, target: Tensor, *, on: str = "activations", smoothing: float = 0.0) -> Tensor:
     """L_NLL = -sum_k y_k ln y^_k, mean over the batch; ``logits`` are ``n classes``, ``target`` is ``n``.
 
-    A ``target`` of shares ``n classes`` will do, too.
+    A ``target`` may also be what share each class has of each image, ``n classes``.
 
     ``smoothing`` gives so much of the target's 1 to all classes alike.
 
@@ -27,7 +27,12 @@ def nll_loss(logits: Tensor, target: Tensor, *, on: str = "activations", smoothi
         raise ValueError(f"on must be one of {NLL_ON}, got {on!r}")
     if not 0 <= smoothing < 1:
         raise ValueError(f"smoothing must be at least 0 and below 1, got {smoothing}")
-    if target.shape != logits.shape:
+    if target.is_floating_point():
+        if logits.ndim != 2 or target.shape != logits.shape:
+            raise ValueError(
+                f"expected shares (n, classes) like the scores, got {tuple(target.shape)} for {tuple(logits.shape)}"
+            )
+    else:
         _check_target(logits, target)
     return F.cross_entropy(logits.sigmoid() if on == "activations" else logits, target, label_smoothing=smoothing)
 

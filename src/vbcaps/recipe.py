@@ -51,7 +51,9 @@ class Recipe:
 
     dataset: str = _field("smallnorb", "which dataset: see `vbcaps data`")
     data: str | None = _field(None, "a folder of your own images, one folder for each class, in place of the dataset")
-    image_size: int | None = _field(None, "side to which your own images are resized; that of the crop where not given")
+    image_size: int | None = _field(
+        None, "side to which images are resized first; not given: 48 for smallNORB, the crop for your own"
+    )
     validation: float = _field(0.0, "share of each class of the training images that is held out; 0: train on all")
     hold_out: str = _field("images", "what is held out: images at random, or whole objects of smallNORB")
     split: int = _field(0, "which random share is held out, the same for every seed")
@@ -171,8 +173,8 @@ class Recipe:
             raise ValueError("match needs familiar views: a viewpoint of smallNORB, or dataset='affnist'")
         if self.match and self.validation:
             raise ValueError(f"match chooses the epoch by familiar views, validation={self.validation} must be 0")
-        if self.image_size is not None and self.data is None:
-            raise ValueError(f"image_size={self.image_size} resizes images of your own: it needs data, a folder")
+        if self.image_size is not None and self.data is None and self.dataset == "affnist":
+            raise ValueError(f"affNIST and MNIST keep their sizes, got image_size={self.image_size}")
 
     def view(self) -> "View":
         """How its images become the network's input; for standardise='dataset' still to be fitted."""

@@ -214,7 +214,7 @@ def prepare(recipe: Recipe, folder: str | Path | None, device: torch.device) -> 
     if recipe.data is not None:
         dataset = load(Path(recipe.data).resolve(), size=recipe.image_size or recipe.crop)
     else:
-        dataset = load(recipe.dataset, folder)
+        dataset = load(recipe.dataset, folder, recipe.image_size)
     train, test = dataset.train, dataset.test
     familiar: Split | None = None
     if recipe.viewpoint is not None:

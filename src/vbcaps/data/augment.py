@@ -230,6 +230,16 @@ class View:
         return (1 + strength * (2 * u - 1))[:, None, None, None]
 
 
+def mixup(x: Tensor, y: Tensor, share: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Images ``n c y x`` of which each has a ``share`` of another's, and what share of a label each then has of each
+    class: ``n classes``. Neighbours are blended, two by two: a batch dealt out to processes gives the same, where each
+    has an even number. A last one without a neighbour stays as it is.
+    """
+    other = (torch.arange(len(y), device=y.device) ^ 1).clamp(max=len(y) - 1)
+    label = F.one_hot(y, classes).to(x.dtype)
+    return torch.lerp(x, x[other], share[:, None, None, None]), torch.lerp(label, label[other], share[:, None])
+
+
 def _channels(values: tuple[float, ...], like: Tensor) -> Tensor:
     """``1 c 1 1``, made on the device: a copy from the host cannot be captured in a CUDA graph."""
     return torch.cat([torch.full((1, 1, 1, 1), value, device=like.device) for value in values], 1)
