@@ -33,12 +33,12 @@ from vbcaps.recipes import recipe
 CHOICES = (
     "",
     # those that are not algebra
-    "activation=paper",
+    "activation=released",
     "norm_pose=no",
     "through=last",
     "precision=wishart",
     "loss_on=logits",
-    "loss=spread",
+    "loss=spread mixup=0",
     "init=identity",
     "standardise=crop",
     # priors and iterations
@@ -53,13 +53,18 @@ CHOICES = (
     "rotate=15 fill=edge",
     "zoom=0.2 fill=edge",
     "stretch=0.2 fill=edge",
-    "cutout=10",
+    "cutout=0",
+    "cutout=12 cutouts=3",
+    "mixup=0",
     "smoothing=0.1",
     "optimiser=adamw weight_decay=0.05",
+    # what the network sees
+    "crop=40",
+    "image_size=40",
     # optimisation
     "lr=0.003",
     "batch=64",
-    "ema=0.999",
+    "ema=0",
 )
 
 

@@ -43,10 +43,11 @@ TABLES = {
 CROPS, ABLATION = "The mean of several crops", "Choices, compared on a share of the training set"
 HEAD = "recipe | paper | ours (runs) | 95% interval, notes | parameters | epochs | training | commit | command"
 HELD_OUT = "Choices, compared on what was held out of the training set"
-HELD_OUT_HEAD = "choice | error after the last epoch (runs) | least | training error | epochs | held out | commit"
+HELD_OUT_HEAD = "choice | error after the last epoch | least | training error | epochs | held out | splits | commit"
 ABOUT_HELD_OUT = """\
-Made by `results/choices.py`, rows in [`choices.csv`](choices.csv). Of smallNORB whole toys are held out. The least
-error is that of the best epoch, which nobody could have chosen.
+Made by `results/choices.py`, rows in [`choices.csv`](choices.csv). Of smallNORB whole toys are held out. Only rows of
+the same epochs and splits compare: some toys are much harder than others. Mean ± standard deviation over the splits, a
+run each. The least error is that of the best epoch, which nobody could have chosen.
 """
 COMPARED = "recipe | choice | validation error (runs) | notes | parameters | epochs | training | commit | command"
 
@@ -247,24 +248,31 @@ def read_choices(path: Path) -> list[dict[str, str]]:
 
 
 def held_out(choices: list[dict[str, str]]) -> list[str]:
-    """A table for each recipe that was changed; of as many epochs the least error is first."""
+    """A table for each recipe that was changed; of as many epochs and the same splits the least error is first."""
     made = []
     for base in dict.fromkeys(row["base"] for row in choices):
-        alike: dict[tuple[str, str, str], list[dict[str, str]]] = {}
+        alike: dict[tuple[str, str, str], dict[int, dict[str, str]]] = {}
         for row in choices:
-            if row["base"] == base:
-                alike.setdefault((row["held"], row["epochs"], row["choice"]), []).append(row)
-        order = sorted(alike, key=lambda key: (key[0], int(key[1]), statistics.mean(column(alike[key], "last"))))
-        cells = [held_out_row(*key, alike[key]) for key in order]
+            if row["base"] == base:  # the same made again counts once
+                alike.setdefault((row["held"], row["epochs"], row["choice"]), {})[int(row["split"])] = row
+        runs = {key: [by_split[split] for split in sorted(by_split)] for key, by_split in alike.items()}
+
+        def order(key: tuple[str, str, str], runs: dict[Any, list[dict[str, str]]] = runs) -> tuple[Any, ...]:
+            return key[0], int(key[1]), splits(runs[key]), statistics.mean(column(runs[key], "last"))
+
+        cells = [held_out_row(*key, runs[key]) for key in sorted(runs, key=order)]
         made.append(f"## {HELD_OUT}: {base}\n\n{ABOUT_HELD_OUT}\n{table(HELD_OUT_HEAD, cells)}\n")
     return made
 
 
 def held_out_row(held: str, epochs: str, choice: str, runs: list[dict[str, str]]) -> list[str]:
-    last, least, train = (spread(column(runs, key)) for key in ("last", "least", "train_error"))
+    errors = [spread(column(runs, key)) for key in ("last", "least", "train_error")]
     commits = ", ".join(dict.fromkeys(run["commit"] for run in runs))
-    return [f"`{choice}`" if choice else "as it is", f"{last} ({len(runs)})", least, train, epochs,
-            f"{100 * float(held):g}%", commits]  # fmt: skip
+    return [f"`{choice}`" if choice else "as it is", *errors, epochs, f"{100 * float(held):g}%", splits(runs), commits]
+
+
+def splits(runs: list[dict[str, str]]) -> str:
+    return ", ".join(run["split"] for run in runs)
 
 
 def column(rows: list[dict[str, str]], key: str) -> list[float]:
