@@ -307,7 +307,7 @@ def main_table(rows: list[Group]) -> str:
     for name, what in MAIN.items():
         for twin in (name, f"{name}_fast"):
             group = found.get(twin)
-            label = what + (f", {RECIPES[twin]().epochs} epochs" if twin != name and twin in RECIPES else "")
+            label = what + (f", fast: {RECIPES[twin]().epochs} epochs" if twin != name and twin in RECIPES else "")
             if group is not None:
                 cells.append([label, papers(twin), mark(group, ours(group))])
                 for crops, tests in tests_on_crops(group).items():

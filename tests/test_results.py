@@ -318,7 +318,7 @@ def test_a_fast_twin_and_a_changed_recipe_have_their_own_rows(house):
     assert [cells[0] for cells in rows.values()] == ["1.6 ± 0.06"] * 3
     last = [cells[-1] for cells in rows.values()][-1]
     assert last == "`vbcaps train smallnorb_fast --learn alpha0,nu0 --lr 0.001 --seed 3`"
-    assert "| smallNORB, 100 epochs | 1.6 ± 0.06 | 2.10 (1) |" in readme
+    assert "| smallNORB, fast: 100 epochs | 1.6 ± 0.06 | 2.10 (1) |" in readme
     assert "2.20" not in readme
 
 
