@@ -15,7 +15,7 @@ from vbcaps.learner import Learner, NonFinite, epoch_plan
 from vbcaps.losses import nll_loss
 from vbcaps.run import RunError, load_weights
 from vbcaps.step import WARM_UP
-from vbcaps.train import Interrupted, evaluate, fit, pick_device, predict_scores
+from vbcaps.train import Interrupted, evaluate, fit, pick_device, predict_scores, prepare
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -305,6 +305,14 @@ def test_a_device_that_is_not_there(name, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         fit(tiny.recipe(), tmp_path, device=name)
     assert pick_device("cpu") == torch.device("cpu")
+
+
+@pytest.mark.parametrize(("asked", "side"), [(None, 28), (24, 24)])
+def test_images_are_resized_where_a_recipe_says_so(asked, side, monkeypatch):
+    monkeypatch.setattr("vbcaps.train.load", load)
+    data = prepare(tiny.recipe(image_size=asked), None, torch.device("cpu"))
+    for split in (data.train, data.test):
+        assert split.images.shape[2:] == (side, side)
 
 
 def test_a_crop_that_does_not_fit_is_found_before_training(tmp_path):
