@@ -117,7 +117,7 @@ def together(folder: Path) -> dict:
                 os.kill(os.getpid(), signal.SIGTERM)
 
         out = folder / name
-        fields = dict(epochs=2, validation=0.25, ema=0.5)
+        fields = dict(epochs=2, validation=0.25, ema=0.5, mixup=0.1)
         if before != after:
             codes = processes(before, partial(train, out, on_event=note_and_stop, **fields))
             assert codes == [143] * before, codes
