@@ -451,7 +451,7 @@ def test_recipes_are_listed_with_the_papers_numbers():
     said = run("recipes")
     for name in RECIPES:
         assert f"{name.removesuffix('_fast')} " in said
-    assert "smallnorb 64,16,16,16 vb 169,802 350 / 35 1.6 ± 0.06" in said
+    assert "smallnorb 64,16,16,16 vb 169,802 350 / 100 1.6 ± 0.06" in said
     assert "cifar10_residual 64,16,32,32 residual vb" in said
     assert "affnist_cnn 64,64,72,72 none: cnn 169,082" in said
 
