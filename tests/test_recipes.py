@@ -197,7 +197,7 @@ def test_an_average_of_weights_forgets_how_they_began():
         (dict(dataset="mnist", hold_out="objects"), "hold_out='objects' needs dataset='smallnorb', got 'mnist'"),
         (dict(match=0.1), "match needs familiar views"),
         (dict(viewpoint="azimuth", match=0.1, validation=0.2), "validation=0.2 must be 0"),
-        (dict(dataset="affnist", image_size=36), "affNIST and MNIST keep their sizes, got image_size=36"),
+        (dict(dataset="affnist", image_size=36), "images of two sizes, none is resized: got image_size=36"),
         (dict(loss="spread", mixup=0.1), "mixup belongs to loss='nll'"),
         (dict(mixup=0.6), "mixup must lie from 0 to 0.5, got 0.6"),
         (dict(cutouts=0), "cutouts must lie from 1 to 16, got 0"),

@@ -174,7 +174,9 @@ class Recipe:
         if self.match and self.validation:
             raise ValueError(f"match chooses the epoch by familiar views, validation={self.validation} must be 0")
         if self.image_size is not None and self.data is None and self.dataset == "affnist":
-            raise ValueError(f"affNIST and MNIST keep their sizes, got image_size={self.image_size}")
+            raise ValueError(
+                f"dataset='affnist' has images of two sizes, none is resized: got image_size={self.image_size}"
+            )
 
     def view(self) -> "View":
         """How its images become the network's input; for standardise='dataset' still to be fitted."""
