@@ -47,7 +47,8 @@ HELD_OUT_HEAD = "choice | error after the last epoch | least | training error | 
 ABOUT_HELD_OUT = """\
 Made by `results/choices.py`, rows in [`choices.csv`](choices.csv). Of smallNORB whole toys are held out. Only rows of
 the same epochs and splits compare: some toys are much harder than others. Mean ± standard deviation over the splits, a
-run each. The least error is that of the best epoch, which nobody could have chosen.
+run each. The least error is that of the best epoch, which nobody could have chosen; the training error is of images as
+they were trained on, blanked and blended.
 """
 COMPARED = "recipe | choice | validation error (runs) | notes | parameters | epochs | training | commit | command"
 
@@ -68,7 +69,8 @@ Made by `scripts/tables` from the folders beside this file; `scripts/record` put
 mean ± standard deviation over all runs that were made, and how many these are. The interval is that of the mean over
 runs (Student's t); for one run it is Wilson's, for its test images. Where the data are not the original files, the
 notes say so. Several seeds on a GPU train at once, and the minutes are those of all of them together. A recipe with
-flags is one in which these fields were changed, by hand or since.
+flags is one in which these fields were changed, by hand or since. The command trains a row's recipe with the source of
+today; for the very run, check its commit out and take the command in its `environment.json`.
 """
 
 
@@ -255,12 +257,11 @@ def held_out(choices: list[dict[str, str]]) -> list[str]:
         for row in choices:
             if row["base"] == base:  # the same made again counts once
                 alike.setdefault((row["held"], row["epochs"], row["choice"]), {})[int(row["split"])] = row
-        runs = {key: [by_split[split] for split in sorted(by_split)] for key, by_split in alike.items()}
-
-        def order(key: tuple[str, str, str], runs: dict[Any, list[dict[str, str]]] = runs) -> tuple[Any, ...]:
-            return key[0], int(key[1]), splits(runs[key]), statistics.mean(column(runs[key], "last"))
-
-        cells = [held_out_row(*key, runs[key]) for key in sorted(runs, key=order)]
+        by_choice = [(key, [runs[split] for split in sorted(runs)]) for key, runs in alike.items()]
+        by_choice.sort(
+            key=lambda one: (one[0][0], int(one[0][1]), splits(one[1]), statistics.mean(column(one[1], "last")))
+        )
+        cells = [held_out_row(*key, runs) for key, runs in by_choice]
         made.append(f"## {HELD_OUT}: {base}\n\n{ABOUT_HELD_OUT}\n{table(HELD_OUT_HEAD, cells)}\n")
     return made
 
