@@ -160,7 +160,7 @@ def low_to_high(numbers: set[int]) -> str:
 
 
 def training(group: Group) -> str:
-    """Minutes, and on what: of all seeds where a GPU trained them at the same time, else of one on average."""
+    """Minutes, on what, and its note: of all seeds that a GPU trained at the same time, else of one on average."""
     by_folder: dict[str, list[Run]] = {}
     for run in group:
         if run.result is not None:
@@ -175,6 +175,8 @@ def training(group: Group) -> str:
             device = f"{about['processes']} x {device}"
         if len(runs) > 1 and about["device_type"] == "cuda" and about["processes"] == 1:
             device, seconds = f"{len(runs)} at once, {device}", [max(seconds)]
+        if note := about.get("note"):
+            device += f", {note}"
         minutes.setdefault(device, []).extend(one / 60 for one in seconds)
     return "; ".join(f"{statistics.mean(some):.1f} min, {device}" for device, some in minutes.items()) or "-"
 

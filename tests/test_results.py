@@ -41,7 +41,8 @@ H200 = dict(
 def trained(tmp_path_factory):
     """runs/two/seed0 and seed1, which end in different errors; their commit is given."""
     out = tmp_path_factory.mktemp("runs") / "two"
-    with tiny.in_place_of_data():
+    with tiny.in_place_of_data(), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VBCAPS_NOTE", "a note")
         fit(tiny.recipe(name="default", epochs=2), out, device="cpu", seeds=2)
     for folder in out.iterdir():
         change(folder / "environment.json", commit="abc1234", command=["vbcaps", "train", "--out", "/home/me/two"])
@@ -108,6 +109,7 @@ def test_nobody_is_told_where_somebodys_folders_are(run, places, word, kept):
     environment = json.loads((places.results / "two" / "seed0" / "environment.json").read_text())
     assert environment["command"] == ["vbcaps", "train", kept]
     assert environment["commit"] == "abc1234"
+    assert environment["note"] == "a note"
 
 
 def test_one_seed_of_several_is_refused(run, places):
@@ -279,6 +281,14 @@ def test_one_run_has_the_interval_of_its_images(house):
     low, high = wilson(131, 1000)
     assert cells[:3] == ["13.1", "13.10 (1)", f"{100 * low:.2f} to {100 * high:.2f}"]
     assert cells[5] == "10.0 min, x86_64, 8 threads"
+
+
+def test_a_note_stands_by_the_time_of_training(house):
+    beside = H200 | dict(note="beside 3 other runs")
+    note(house, "a", recipe("fashion_em"), 0.06, environment=beside)
+    note(house, "b", replace(recipe("fashion_em"), seed=1), 0.06)
+    cells = made(house)[2]["[fashion_em](a) [2](b)"]
+    assert cells[5] == "10.0 min, NVIDIA H200, beside 3 other runs; 10.0 min, NVIDIA H200"
 
 
 def test_a_failure_counts(house):

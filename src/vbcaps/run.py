@@ -286,6 +286,7 @@ def commit() -> str:
 
 
 def environment(device: torch.device, processes: int) -> dict[str, Any]:
+    """The note is whatever VBCAPS_NOTE says, such as that other runs shared the GPU."""
     import safetensors
 
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
@@ -303,4 +304,5 @@ def environment(device: torch.device, processes: int) -> dict[str, Any]:
         cuda=torch.version.cuda,
         cudnn=torch.backends.cudnn.version() if device.type == "cuda" else None,
         safetensors=safetensors.__version__,
+        note=os.environ.get("VBCAPS_NOTE", ""),
     )
