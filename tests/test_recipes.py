@@ -12,7 +12,7 @@ from vbcaps.cli import ABOUT
 from vbcaps.data import augment, splits
 from vbcaps.recipe import CHOICES, RANGES, Recipe, field_types
 from vbcaps.recipes import FAMILIAR, PAPER, PARAMETERS, RECIPES, paper, parameters, recipe
-from vbcaps.routing import ROUTINGS, route, vb
+from vbcaps.routing import ROUTINGS, EMRouting, route, vb
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -147,6 +147,14 @@ def test_the_learning_rate_of_each_schedule():
     assert replace(r, schedule="constant", warmup=0.0).learning_rate(50, 7) == r.lr
 
 
+def test_what_a_recipe_says_of_em_reaches_every_layer():
+    net = replace(recipe("smallnorb_em"), temperature=0.5, min_var=0.25, arch=(4, 2, 2, 2)).net(2, 5)
+    layers = [layer.routing for layer in net.modules() if hasattr(layer, "routing")]
+    assert [(layer.temperature, layer.min_var) for layer in layers] == [(0.5, 0.25)] * 3
+    assert recipe("smallnorb_em").min_var == EMRouting(5).min_var
+    assert recipe("smallnorb_em").temperature == EMRouting(5).temperature
+
+
 def test_an_average_of_weights_forgets_how_they_began():
     r = replace(recipe("smallnorb"), ema=0.999)
     shares = [r.average_share(t) for t in range(20_000)]
@@ -178,6 +186,10 @@ def test_an_average_of_weights_forgets_how_they_began():
         (dict(place=True, pad=4), "pad must be 0"),
         (dict(fill="mean", standardise="crop"), 'fill="mean" cannot be had'),
         (dict(routing="em", alpha0=2.0), "alpha0 belongs to routing='vb'"),
+        (dict(min_var=0.1), "min_var belongs to routing='em', got min_var=0.1 with routing='vb'"),
+        (dict(temperature=0.1, routing="dynamic"), "temperature belongs to routing='em'"),
+        (dict(temperature=0.0, routing="em"), "temperature must lie from 1e-06"),
+        (dict(min_var=0.1, network="cnn", loss_on="logits"), "min_var belongs to network='caps'"),
         (
             dict(routing="dynamic", network="cnn", loss_on="logits"),
             "routing belongs to network='caps', got routing='dyn",

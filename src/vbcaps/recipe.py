@@ -28,12 +28,14 @@ RANGES: dict[str, tuple[float, float]] = dict(
     validation=(0, 0.9), split=(0, 2**32 - 1), match=(0, 1), image_size=(8, 1024), seed=(0, 2**32 - 1),
     crop=(20, 256), pad=(0, 64), brightness=(0, 1), contrast=(0, 1), rotate=(0, 180), zoom=(0, 0.9),
     stretch=(0, 0.9), cutout=(0, 256), cutouts=(1, 16), mixup=(0, 0.5), smoothing=(0, 0.9), iters=(1, 100),
-    noise=(0, 1), batch=(1, 65536), epochs=(1, 100_000), lr=(0, 100), momentum=(0, 0.9999),
+    temperature=(1e-6, 1e6), min_var=(1e-9, 1e6), noise=(0, 1), batch=(1, 65536), epochs=(1, 100_000), lr=(0, 100),
+    momentum=(0, 0.9999),
     weight_decay=(0, 1), warmup=(0, 100_000), decay=(0, 1), final=(0, 1), ema=(0, 0.999999), save_seconds=(0, math.inf),
 )  # fmt: skip
 PRIOR = ("alpha0", "m0", "kappa0", "psi0", "nu0")
 VB_ONLY = ("activation", "through", "precision", *PRIOR, "learn")
-CAPS_ONLY = ("routing", "iters", *VB_ONLY, "norm_pose", "init", "noise", "backend")
+EM_ONLY = ("temperature", "min_var")
+CAPS_ONLY = ("routing", "iters", *VB_ONLY, *EM_ONLY, "norm_pose", "init", "noise", "backend")
 
 
 def _field(default: Any, help: str) -> Any:
@@ -93,6 +95,8 @@ class Recipe:
     psi0: float = _field(1.0, "VB: prior scale of the precision, times the identity")
     nu0: float | None = _field(None, "VB: prior degrees of freedom; 17, pose entries + 1, where not given")
     learn: tuple[str, ...] = _field((), "VB: priors learned by backpropagation: alpha0, m0, kappa0, Psi0, nu0")
+    temperature: float = _field(0.01, "EM: inverse temperature that the iterations approach")
+    min_var: float = _field(1e-4, "EM: added to every variance")
     norm_pose: bool = _field(True, "BatchNorm on the poses, too")
     init: str = _field("glorot", "first transformations: Glorot's, or the identity with noise beside its diagonal")
     noise: float = _field(0.01, "of the identity transformations")
@@ -142,7 +146,8 @@ class Recipe:
             self.prior()
 
     def _validate_combinations(self) -> None:
-        for field, only, fields in (("network", "caps", CAPS_ONLY), ("routing", "vb", VB_ONLY)):
+        owners = (("network", "caps", CAPS_ONLY), ("routing", "vb", VB_ONLY), ("routing", "em", EM_ONLY))
+        for field, only, fields in owners:
             other = getattr(self, field)
             for one in fields if other != only else ():
                 if getattr(self, one) != getattr(Recipe, one):
@@ -203,6 +208,8 @@ class Recipe:
         options: dict[str, Any] = dict(iters=self.iters)
         if self.routing == "vb":
             options |= dict(activation=self.activation, through=self.through, prior=self.prior())
+        if self.routing == "em":
+            options |= dict(temperature=self.temperature, min_var=self.min_var)
         return CapsNet(
             self.arch, in_channels, classes, self.crop, self.routing, self.stem, routing_options=options,
             init=self.init, noise=self.noise, norm_pose=self.norm_pose, logit_scale=self.loss_on == "logits",
