@@ -97,7 +97,7 @@ def test_a_folder_of_shapes_is_learned(trained):
     images, folder, said = trained
     test = json.loads((folder / "result.json").read_text())["test"]
     assert test["count"] == 36
-    assert test["error"] <= 0.1
+    assert test["error"] <= 0.2
     assert f"accuracy {100 * (1 - test['error']):.2f}%" in said
     assert [row["name"] for row in test["per_class"]] == list(SHAPES)
     assert read_recipe(folder).data == str(images)
