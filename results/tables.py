@@ -54,9 +54,11 @@ COMPARED = "recipe | choice | validation error (runs) | notes | parameters | epo
 
 # The rows of README.md; those whose paper number has a ± are its bold cells, and are there before there is a result.
 MAIN = {
-    "smallnorb": "smallNORB", "smallnorb_em": "smallNORB, EM", "fashion": "Fashion-MNIST",
-    "fashion_em": "Fashion-MNIST, EM", "svhn": "SVHN", "svhn_em": "SVHN, EM", "cifar10": "CIFAR-10",
-    "cifar10_em": "CIFAR-10, EM", "cifar10_residual": "CIFAR-10, residual stem",
+    "smallnorb": "smallNORB", "smallnorb_em": "smallNORB, EM", "smallnorb_dynamic": "smallNORB, Dynamic",
+    "fashion": "Fashion-MNIST", "fashion_em": "Fashion-MNIST, EM", "fashion_dynamic": "Fashion-MNIST, Dynamic",
+    "svhn": "SVHN", "svhn_em": "SVHN, EM", "svhn_dynamic": "SVHN, Dynamic",
+    "cifar10": "CIFAR-10", "cifar10_em": "CIFAR-10, EM", "cifar10_dynamic": "CIFAR-10, Dynamic",
+    "cifar10_residual": "CIFAR-10, residual stem",
     "smallnorb_azimuth": "smallNORB, novel azimuths at familiar ones",
     "smallnorb_elevation": "smallNORB, novel elevations at familiar ones",
     "affnist": "MNIST to affNIST, at MNIST", "affnist_cnn": "MNIST to affNIST, at MNIST: a CNN of the same size",
