@@ -154,12 +154,14 @@ def test_identity_init_is_one_on_the_diagonal_and_uniform_beside_it(b, pose):
     assert beside.std() == pytest.approx(b / math.sqrt(12), rel=0.1)
 
 
-@pytest.mark.parametrize(("kernel", "c", "j", "pose"), [(3, 16, 16, 4), (1, 32, 10, 4), ((2, 5), 6, 9, 3)])
-def test_glorot_init_has_the_papers_range(kernel, c, j, pose):
+@pytest.mark.parametrize(
+    ("kernel", "c", "j", "pose", "gain"), [(3, 16, 16, 4, 1.0), (1, 32, 10, 4, 0.25), ((2, 5), 6, 9, 3, 2.0)]
+)
+def test_glorot_init_has_the_papers_range_times_gain(kernel, c, j, pose, gain):
     """r = sqrt(6) / sqrt(c_i k^2 p^2 + d_j k^2 p^2); a uniform's variance is r^2 / 3."""
-    weight = ConvCaps(c, j, kernel, pose=pose, init="glorot").weight.detach()
+    weight = ConvCaps(c, j, kernel, pose=pose, init="glorot", gain=gain).weight.detach()
     k2 = weight.shape[0] * weight.shape[1]
-    r = math.sqrt(6) / math.sqrt(c * k2 * pose**2 + j * k2 * pose**2)
+    r = gain * math.sqrt(6) / math.sqrt(c * k2 * pose**2 + j * k2 * pose**2)
     assert weight.abs().max() <= r
     assert weight.abs().max() > 0.99 * r
     assert weight.mean() == pytest.approx(0, abs=0.05 * r)
@@ -370,6 +372,7 @@ def test_gradients_reach_activations_poses_and_weights(a_dtype):
         (dict(padding=(0, 3)), ValueError, "padding must be below kernel (3, 3), got (0, 3)"),
         (dict(init="zeros"), ValueError, "init must be one of ('glorot', 'identity'), got 'zeros'"),
         (dict(init="identity", noise=-0.1), ValueError, "noise must not be negative, got -0.1"),
+        (dict(gain=0.0), ValueError, "gain must be above 0, got 0.0"),
         (dict(routing="svd"), ValueError, "routing must be one of ('vb', 'em', 'dynamic'), got 'svd'"),
         (dict(routing_options=dict(iters=0)), ValueError, "iters must be a whole number of at least 1, got 0"),
         (

@@ -157,6 +157,16 @@ def test_init_noise_and_norm_pose_reach_every_capsule_layer():
         assert layer.norm_pose is None
 
 
+def test_gain_reaches_every_capsule_layer():
+    torch.manual_seed(0)
+    plain = CapsNet(SMALL)
+    torch.manual_seed(0)
+    small = CapsNet(SMALL, gain=0.25)
+    for name in ("conv_caps1", "conv_caps2", "class_caps"):
+        assert torch.equal(getattr(small, name).weight, getattr(plain, name).weight / 4)
+    assert torch.equal(small.primary_caps.conv.weight, plain.primary_caps.conv.weight)
+
+
 # --- routing by a word ------------------------------------------------------------------------------------------
 
 

@@ -152,6 +152,10 @@ def test_the_learning_rate_of_each_schedule():
     assert replace(r, schedule="constant", warmup=0.0).learning_rate(50, 7) == r.lr
 
 
+def test_gain_reaches_the_network():
+    assert replace(recipe("default"), gain=0.5).net(1, 10).class_caps.gain == 0.5
+
+
 def test_what_a_recipe_says_of_em_reaches_every_layer():
     net = replace(recipe("smallnorb_em"), temperature=0.5, min_var=0.25, arch=(4, 2, 2, 2)).net(2, 5)
     layers = [layer.routing for layer in net.modules() if hasattr(layer, "routing")]

@@ -94,8 +94,9 @@ class ConvCaps(nn.Module):
         pose: poses are ``pose x pose`` matrices.
         routing: ``"vb"``, ``"em"`` or ``"dynamic"``; ``routing_options`` go to ``VBRouting``, ``EMRouting`` or
             ``DynamicRouting`` as keywords.
-        init: of the transformations, the paper's two ways: ``"glorot"``, uniform in +-sqrt(6 / (k^2 p^2 (c_i + d_j)));
-            or ``"identity"`` with uniform(0, ``noise``) beside the diagonal.
+        init: of the transformations, the paper's two ways: ``"glorot"``, uniform in +-sqrt(6 / (k^2 p^2 (c_i + d_j)))
+            times ``gain``; or ``"identity"`` with uniform(0, ``noise``) beside the diagonal. A small gain makes votes
+            that differ little, so that a child is shared out among its parents before it is assigned to one.
         norm_pose: BatchNorm, one per type and without affine, on the posterior means (as in the released code).
         backend: ``"auto"`` takes the fused kernels where they cover the call: Triton's on a GPU, on a CPU those in C++
             where a compiler is found (the first call then waits some seconds for it, once for each machine).
@@ -114,6 +115,7 @@ class ConvCaps(nn.Module):
         routing: str = "vb",
         routing_options: Mapping[str, Any] | None = None,
         init: str = "glorot",
+        gain: float = 1.0,
         noise: float = 0.01,
         norm_pose: bool = True,
         backend: str = "auto",
@@ -130,7 +132,7 @@ class ConvCaps(nn.Module):
         if self.padding[0] >= self.kernel[0] or self.padding[1] >= self.kernel[1]:
             raise ValueError(f"padding must be below kernel {self.kernel}, got {self.padding}: a field would be empty")
         self.weight = nn.Parameter(torch.empty(*self.kernel, in_caps, out_caps, pose, pose))
-        self.init, self.noise = init, noise
+        self.init, self.gain, self.noise = init, gain, noise
         self.reset_parameters()
         self.routing = make_routing(routing, out_caps, pose * pose, routing_options)
         self.norm_a = BatchNorm(out_caps)
@@ -140,7 +142,9 @@ class ConvCaps(nn.Module):
     def reset_parameters(self) -> None:
         if self.init == "glorot":
             fan = math.prod(self.kernel) * self.pose**2 * (self.in_caps + self.out_caps)
-            self.weight.uniform_(-math.sqrt(6 / fan), math.sqrt(6 / fan))
+            if self.gain <= 0:
+                raise ValueError(f"gain must be above 0, got {self.gain}")
+            self.weight.uniform_(-math.sqrt(6 / fan), math.sqrt(6 / fan)).mul_(self.gain)
         elif self.init == "identity":
             if self.noise < 0:
                 raise ValueError(f"noise must not be negative, got {self.noise}")

@@ -29,7 +29,7 @@ class CapsNet(nn.Module):
         routing: ``"vb"``, ``"em"`` or ``"dynamic"``, with ``routing_options`` for each capsule layer.
         stem: ``"conv"``, a 5x5 convolution of stride 2 and two of 3x3; or ``"residual"``, four residual blocks.
         pose: poses are ``pose x pose`` matrices.
-        init, noise, norm_pose, backend: see ``ConvCaps``.
+        init, gain, noise, norm_pose, backend: see ``ConvCaps``.
         logit_scale: learn a factor on the class logits. BatchNorm without affine keeps them near unit size, so a
             loss on the logits needs it (``losses.nll_loss``).
     """
@@ -46,6 +46,7 @@ class CapsNet(nn.Module):
         routing_options: Mapping[str, Any] | None = None,
         pose: int = 4,
         init: str = "glorot",
+        gain: float = 1.0,
         noise: float = 0.01,
         norm_pose: bool = True,
         logit_scale: bool = False,
@@ -61,6 +62,7 @@ class CapsNet(nn.Module):
             routing=routing,
             routing_options=routing_options,
             init=init,
+            gain=gain,
             noise=noise,
             norm_pose=norm_pose,
             backend=backend,

@@ -28,14 +28,14 @@ RANGES: dict[str, tuple[float, float]] = dict(
     validation=(0, 0.9), split=(0, 2**32 - 1), match=(0, 1), image_size=(8, 1024), seed=(0, 2**32 - 1),
     crop=(20, 256), pad=(0, 64), brightness=(0, 1), contrast=(0, 1), rotate=(0, 180), zoom=(0, 0.9),
     stretch=(0, 0.9), cutout=(0, 256), cutouts=(1, 16), mixup=(0, 0.5), smoothing=(0, 0.9), iters=(1, 100),
-    temperature=(1e-6, 1e6), min_var=(1e-9, 1e6), noise=(0, 1), batch=(1, 65536), epochs=(1, 100_000), lr=(0, 100),
-    momentum=(0, 0.9999),
-    weight_decay=(0, 1), warmup=(0, 100_000), decay=(0, 1), final=(0, 1), ema=(0, 0.999999), save_seconds=(0, math.inf),
+    temperature=(1e-6, 1e6), min_var=(1e-9, 1e6), gain=(1e-3, 1e3), noise=(0, 1), batch=(1, 65536), epochs=(1, 100_000),
+    lr=(0, 100), momentum=(0, 0.9999), weight_decay=(0, 1), warmup=(0, 100_000), decay=(0, 1), final=(0, 1),
+    ema=(0, 0.999999), save_seconds=(0, math.inf),
 )  # fmt: skip
 PRIOR = ("alpha0", "m0", "kappa0", "psi0", "nu0")
 VB_ONLY = ("activation", "through", "precision", *PRIOR, "learn")
 EM_ONLY = ("temperature", "min_var")
-CAPS_ONLY = ("routing", "iters", *VB_ONLY, *EM_ONLY, "norm_pose", "init", "noise", "backend")
+CAPS_ONLY = ("routing", "iters", *VB_ONLY, *EM_ONLY, "norm_pose", "init", "gain", "noise", "backend")
 
 
 def _field(default: Any, help: str) -> Any:
@@ -99,6 +99,7 @@ class Recipe:
     min_var: float = _field(1e-4, "EM: added to every variance")
     norm_pose: bool = _field(True, "BatchNorm on the poses, too")
     init: str = _field("glorot", "first transformations: Glorot's, or the identity with noise beside its diagonal")
+    gain: float = _field(1.0, "factor on Glorot's transformations")
     noise: float = _field(0.01, "of the identity transformations")
     backend: str = _field("auto", "the fastest kernels there are, or one kind")
 
@@ -212,8 +213,8 @@ class Recipe:
             options |= dict(temperature=self.temperature, min_var=self.min_var)
         return CapsNet(
             self.arch, in_channels, classes, self.crop, self.routing, self.stem, routing_options=options,
-            init=self.init, noise=self.noise, norm_pose=self.norm_pose, logit_scale=self.loss_on == "logits",
-            backend=self.backend,
+            init=self.init, gain=self.gain, noise=self.noise, norm_pose=self.norm_pose,
+            logit_scale=self.loss_on == "logits", backend=self.backend,
         )  # fmt: skip
 
     def learning_rate(self, step: int, steps: int) -> float:
