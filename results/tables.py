@@ -72,8 +72,8 @@ mean ± standard deviation over all runs that were made, and how many these are.
 runs (Student's t); for one run it is Wilson's, for its test images. Where the data are not the original files, the
 notes say so. Several seeds on a GPU train at once, and the minutes are those of all of them together. A recipe with
 flags is one in which these fields were changed, by hand or since. The command trains a row's recipe with the source of
-today; for the very run, check its commit out and take the command in its `environment.json`. What the numbers taught, and
-what is not reached, is in [`NOTES.md`](NOTES.md).
+today; for the very run, check its commit out and take the command in its `environment.json`. What the numbers taught,
+and what is not reached, is in [`NOTES.md`](NOTES.md).
 """
 
 

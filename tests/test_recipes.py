@@ -11,7 +11,7 @@ from vbcaps import layers, losses, models, prior
 from vbcaps.cli import ABOUT
 from vbcaps.data import augment, splits
 from vbcaps.recipe import CHOICES, RANGES, Recipe, field_types
-from vbcaps.recipes import FAMILIAR, PAPER, PARAMETERS, RECIPES, paper, parameters, recipe
+from vbcaps.recipes import FAMILIAR, PAPER, PARAMETERS, RECIPES, TUNED, paper, parameters, recipe
 from vbcaps.routing import ROUTINGS, EMRouting, route, vb
 
 
@@ -81,6 +81,17 @@ def test_a_fast_twin_is_measured_against_its_parent():
     assert paper("default") is None
     assert recipe("svhn_fast").epochs == 35
     assert recipe("smallnorb_fast").epochs == 100  # as it was tuned
+
+
+@pytest.mark.parametrize("key", TUNED)
+def test_what_is_tuned_reaches_the_fast_twins_of_its_dataset_and_routing(key):
+    dataset, _, routing = key.partition(" ")
+    own = TUNED.get(f"{dataset} {routing or 'vb'}", {})
+    twins = [recipe(name) for name in RECIPES if name.endswith("_fast") and recipe(name).dataset == dataset]
+    twins = [twin for twin in twins if twin.routing == (routing or "vb")]
+    assert twins
+    for twin in twins:
+        assert {field: getattr(twin, field) for field in TUNED[key]} == TUNED[key] | own
 
 
 @pytest.mark.parametrize("name", RECIPES)
