@@ -42,9 +42,10 @@ TABLES = {
 }  # fmt: skip
 CROPS, ABLATION = "The mean of several crops", "Choices, compared on a share of the training set"
 HEAD = "recipe | paper | ours (runs) | 95% interval, notes | parameters | epochs | training | commit | command"
-HELD_OUT = "Choices, compared on what was held out of the training set"
 HELD_OUT_HEAD = "choice | error after the last epoch | least | training error | epochs | held out | splits | commit"
-ABOUT_HELD_OUT = """\
+HELD_OUT = """\
+## Choices, compared on what was held out of the training set
+
 Made by `results/choices.py`, rows in [`choices.csv`](choices.csv). Of smallNORB whole toys are held out. Only rows of
 the same epochs and splits compare: some toys are much harder than others. Mean ± standard deviation over the splits, a
 run each. The least error is that of the best epoch, which nobody could have chosen; the training error is of images as
@@ -255,7 +256,7 @@ def read_choices(path: Path) -> list[dict[str, str]]:
 
 
 def held_out(choices: list[dict[str, str]]) -> list[str]:
-    """A table for each recipe that was changed; of as many epochs and the same splits the least error is first."""
+    """A heading, then a table for each recipe that was changed: of as many epochs and like splits the best first."""
     made = []
     for base in dict.fromkeys(row["base"] for row in choices):
         alike: dict[tuple[str, str, str], dict[int, dict[str, str]]] = {}
@@ -267,8 +268,8 @@ def held_out(choices: list[dict[str, str]]) -> list[str]:
             key=lambda one: (one[0][0], int(one[0][1]), splits(one[1]), statistics.mean(column(one[1], "last")))
         )
         cells = [held_out_row(*key, runs) for key, runs in by_choice]
-        made.append(f"## {HELD_OUT}: {base}\n\n{ABOUT_HELD_OUT}\n{table(HELD_OUT_HEAD, cells)}\n")
-    return made
+        made.append(f"### {base}\n\n{table(HELD_OUT_HEAD, cells)}\n")
+    return [HELD_OUT, *made] if made else []
 
 
 def held_out_row(held: str, epochs: str, choice: str, runs: list[dict[str, str]]) -> list[str]:

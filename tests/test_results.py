@@ -456,6 +456,8 @@ def test_rows_of_choices_become_a_table(house):
         choices.append(house / "results" / "choices.csv", common | dict(choice=choice, split=split, last=str(last)))
     longer = dict(choice="iters=2", split=0, last="0.01", epochs="100")
     choices.append(house / "results" / "choices.csv", common | longer)
+    other = dict(base="svhn_fast", choice="iters=1", split=0, last="0.02")
+    choices.append(house / "results" / "choices.csv", common | other)
     text, _, _ = made(house)
     lines = [line for line in text.splitlines() if line.startswith(("| `", "| as"))]
     assert lines == [
@@ -463,7 +465,10 @@ def test_rows_of_choices_become_a_table(house):
         "| `cutout=16` | 9.00 ± 1.41 | 10.00 ± 0.00 | 0.10 ± 0.00 | 30 | 40% | 0, 1 | abc1234 |",
         "| as it is | 25.00 ± 7.07 | 10.00 ± 0.00 | 0.10 ± 0.00 | 30 | 40% | 0, 1 | abc1234 |",
         "| `iters=2` | 1.00 | 10.00 | 0.10 | 100 | 40% | 0 | abc1234 |",
+        "| `iters=1` | 2.00 | 10.00 | 0.10 | 30 | 40% | 0 | abc1234 |",
     ]
+    heads = [line for line in text.splitlines() if line.startswith("##")]
+    assert heads == [tables.HELD_OUT.splitlines()[0], "### smallnorb_fast", "### svhn_fast"]
 
 
 def test_check_fails_until_the_tables_are_made(house, capsys):
