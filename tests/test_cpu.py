@@ -75,7 +75,7 @@ def make_routing(kind, parents, iters=3, seed=0):
         routing.parents = parents  # for `make_problem`: it has no offsets to tell
         return routing
     if kind == "em":
-        routing = EMRouting(parents, iters=iters)
+        routing = EMRouting(parents, iters=iters, min_var=1e-4)
     elif kind == "em-warm":
         routing = EMRouting(parents, iters=iters, temperature=0.5, growth=0.5, min_var=0.1)
     else:

@@ -95,7 +95,7 @@ def make_routing(case, parents=3, iters=3, seed=0):
     if kind == "dynamic":
         return DynamicRouting(parents, iters=iters)
     if kind == "em":
-        schedule = dict(temperature=1.0, growth=0.5, min_var=1e-2) if how == ["warm"] else {}
+        schedule = dict(temperature=1.0, growth=0.5, min_var=1e-2) if how == ["warm"] else dict(min_var=1e-4)
         routing = EMRouting(parents, iters=iters, **schedule)
     else:
         precision, activation, prior = how

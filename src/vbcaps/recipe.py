@@ -96,7 +96,7 @@ class Recipe:
     nu0: float | None = _field(None, "VB: prior degrees of freedom; 17, pose entries + 1, where not given")
     learn: tuple[str, ...] = _field((), "VB: priors learned by backpropagation: alpha0, m0, kappa0, Psi0, nu0")
     temperature: float = _field(0.01, "EM: inverse temperature that the iterations approach")
-    min_var: float = _field(1e-4, "EM: added to every variance")
+    min_var: float = _field(0.1, "EM: added to every variance")
     norm_pose: bool = _field(True, "BatchNorm on the poses, too")
     init: str = _field("glorot", "first transformations: Glorot's, or the identity with noise beside its diagonal")
     gain: float = _field(1.0, "factor on Glorot's transformations")

@@ -33,13 +33,14 @@ def em_routing(
     beta_u: Tensor | float = 0.0,
     temperature: float = 0.01,
     growth: float = 0.95,
-    min_var: float = 1e-4,
+    min_var: float = 0.1,
 ) -> tuple[Tensor, Mixture]:
     """Route children to parents; arguments and results as in ``vb_routing``.
 
     The inverse temperature of iteration t = 1, 2, ... is ``temperature (1 - growth^t)``, the authors' schedule.
     ``min_var`` is added to every variance: without it a parent that owns one child has none, and its likelihood has
-    no bound. (VB needs no such constant: its prior is one.)
+    no bound. With a small one, as 1e-4, a network hardly learns (results/NOTES.md); 0.1 is about what VB's prior, which
+    needs no such constant, comes to.
     """
     children = check_routing_inputs(a, V, child, children, iters)
     check_constants(temperature, growth, min_var)
@@ -84,7 +85,7 @@ class EMRouting(nn.Module):
         iters: int = 3,
         temperature: float = 0.01,
         growth: float = 0.95,
-        min_var: float = 1e-4,
+        min_var: float = 0.1,
     ):
         super().__init__()
         check_iters(iters)

@@ -152,7 +152,7 @@ def em_routing_fused(
     beta_u: Tensor,
     temperature: float = 0.01,
     growth: float = 0.95,
-    min_var: float = 1e-4,
+    min_var: float = 0.1,
     posterior: bool = True,
 ) -> tuple[Tensor, Tensor, Mixture | None]:
     """``em_routing`` of the votes that ``a: n c``, ``pose: n c p q``, ``W: g j q r`` and ``place: i 2`` make.
