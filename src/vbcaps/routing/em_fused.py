@@ -150,9 +150,9 @@ def em_routing_fused(
     iters: int = 3,
     beta_a: Tensor,
     beta_u: Tensor,
-    temperature: float = 0.01,
-    growth: float = 0.95,
-    min_var: float = 0.1,
+    temperature: float,
+    growth: float,
+    min_var: float,
     posterior: bool = True,
 ) -> tuple[Tensor, Tensor, Mixture | None]:
     """``em_routing`` of the votes that ``a: n c``, ``pose: n c p q``, ``W: g j q r`` and ``place: i 2`` make.
