@@ -300,7 +300,7 @@ def all_tables(rows: list[Group], choices: list[dict[str, str]]) -> str:
 
 
 def main_table(rows: list[Group]) -> str:
-    """Recipes as they are, without flags: paper | ours. Fast twins have their own rows."""
+    """Recipes as they are, without flags: paper | ours | training. Fast twins have their own rows."""
     found = {name_of(group): group for group in rows if not flags(group[0].recipe)}
     footnotes: list[str] = []
 
@@ -316,14 +316,14 @@ def main_table(rows: list[Group]) -> str:
             group = found.get(twin)
             label = what + (f", fast: {RECIPES[twin]().epochs} epochs" if twin != name and twin in RECIPES else "")
             if group is not None:
-                cells.append([label, papers(twin), mark(group, ours(group))])
+                cells.append([label, papers(twin), mark(group, ours(group)), training(group)])
                 for crops, tests in tests_on_crops(group).items():
                     error = f"{spread([test['error'] for test in tests])} ({len(tests)})"
-                    cells.append([f"{label}, the mean of {crops} crops", averaged(group), mark(group, error)])
+                    cells.append([f"{label}, the mean of {crops} crops", averaged(group), mark(group, error), ""])
             elif twin in PAPER and "±" in PAPER[twin]:
-                cells.append([label, papers(twin), "not run yet"])
+                cells.append([label, papers(twin), "not run yet", ""])
     notes = "".join(f"\n\n[{k}] data: {source}" for k, source in enumerate(footnotes, 1))
-    return table("test error in % | paper | ours: mean ± std (runs)", cells) + notes
+    return table("test error in % | paper | ours: mean ± std (runs) | training", cells) + notes
 
 
 def shipped(weights: Path) -> str:
