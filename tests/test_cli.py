@@ -18,7 +18,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import vbcaps.data
-from vbcaps import progress
+from vbcaps import progress, shipped
 from vbcaps.cli import ABOUT, app
 from vbcaps.flags import NOT_FLAGS
 from vbcaps.recipe import Recipe
@@ -192,7 +192,9 @@ def test_predict_says_class_and_probability_and_draws(trained):
 
 
 def test_predict_takes_the_newest_run(few):
-    assert "no weights in runs" in run("predict", few / "circle" / "0.png", code=1)
+    said = run("predict", few / "circle" / "0.png", code=1)
+    assert "no weights in runs" in said
+    assert ", ".join(shipped.names()) in " ".join(said.split())
     for seed in (0, 1):
         run("train", "--data", few, *SMALL, "--epochs", 1, "--seed", seed, "--quiet")
     os.utime("runs/shapes-0/last.safetensors", (2e9, 2e9))

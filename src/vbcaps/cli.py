@@ -302,10 +302,12 @@ def weights_file(path: Path) -> Path:
 
 def newest_run() -> Path:
     from vbcaps.run import RunError
+    from vbcaps.shipped import names
 
     found = [*RUNS.glob("*/last.safetensors"), *RUNS.glob("*/seed*/last.safetensors")]
     if not found:
         raise RunError(
-            f"there are no weights in {RUNS}/: train some with `vbcaps train`, or name a file with --weights"
+            f"there are no weights in {RUNS}/: train some with `vbcaps train`, or give --weights a file or one of "
+            f"those that come with the package: {', '.join(names())}"
         )
     return max(found, key=lambda path: path.stat().st_mtime).parent
