@@ -75,6 +75,7 @@ def check(folder: Path, unfinished: bool, dirty: bool) -> None:
     if not (folder / "result.json").exists() and not unfinished:
         raise RunError(f"{folder} is not finished: resume it, or record it as a failure with --unfinished")
     environments = [read_json(folder / "environment.json")]
+    environments += environments[0].get("resumed", [])
     environments += [read_json(path)["environment"] for path in folder.glob("crops*.json")]
     for commit in (environment["commit"] for environment in environments):
         if (commit == "unknown" or commit.endswith("-dirty")) and not dirty:
@@ -92,9 +93,9 @@ def contents(folder: Path) -> dict[str, bytes]:
 def without_folders(content: bytes) -> bytes:
     """Where somebody keeps their data is nobody's business: of absolute paths in the command the last part is left."""
     fields = json.loads(content)
-    environment = fields.get("environment", fields)
-    if "command" in environment:
-        environment["command"] = [re.sub(r"(^|=)/.*/", r"\1", word) for word in environment["command"]]
+    for environment in (fields.get("environment", fields), *fields.get("resumed", [])):
+        if "command" in environment:
+            environment["command"] = [re.sub(r"(^|=)/.*/", r"\1", word) for word in environment["command"]]
     return (json.dumps(fields, indent=2) + "\n").encode()
 
 

@@ -199,7 +199,8 @@ def with_flags(group: Group) -> str:
 
 def last_cells(group: Group, again: str) -> list[str]:
     results = [run.result for run in group if run.result is not None]
-    commits = ", ".join(dict.fromkeys(run.environment["commit"] for run in group))
+    parts = [part for run in group for part in (run.environment, *run.environment.get("resumed", []))]
+    commits = ", ".join(dict.fromkeys(part["commit"] for part in parts))
     parameters, epochs = (low_to_high({result[key] for result in results}) for key in ("parameters", "epochs"))
     return [parameters, epochs, training(group), commits, again]
 

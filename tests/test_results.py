@@ -112,6 +112,16 @@ def test_nobody_is_told_where_somebodys_folders_are(run, places, word, kept):
     assert environment["note"] == "a note"
 
 
+def test_what_a_run_went_on_with_is_seen_to_alike(run, places):
+    """Its source must be there to check out, and where its folders are is nobody's business."""
+    change(run / "seed0" / "environment.json", resumed=[H200 | dict(commit="abc-dirty")])
+    assert "ran from commit 'abc-dirty'" in refused(places, run)
+    change(run / "seed0" / "environment.json", resumed=[H200 | dict(command=["vbcaps", "--resume", "/home/me/two"])])
+    put(places, run)
+    environment = json.loads((places.results / "two" / "seed0" / "environment.json").read_text())
+    assert environment["resumed"][0]["command"] == ["vbcaps", "--resume", "two"]
+
+
 def test_one_seed_of_several_is_refused(run, places):
     assert f"all that were run count: give {run}" in refused(places, run / "seed0")
 
@@ -289,6 +299,12 @@ def test_a_note_stands_by_the_time_of_training(house):
     note(house, "b", replace(recipe("fashion_em"), seed=1), 0.06)
     cells = made(house)[2]["[fashion_em](a) [2](b)"]
     assert cells[5] == "10.0 min, NVIDIA H200, beside 3 other runs; 10.0 min, NVIDIA H200"
+
+
+def test_a_run_that_went_on_from_another_commit_has_both(house):
+    went_on = H200 | dict(resumed=[H200, H200 | dict(commit="def5678")])
+    note(house, "a", recipe("fashion_em"), 0.06, environment=went_on)
+    assert made(house)[2]["[fashion_em](a)"][6] == "abc1234, def5678"
 
 
 def test_a_failure_counts(house):

@@ -115,6 +115,20 @@ def test_a_killed_run_whose_last_file_is_missing_only_tests(tmp_path, tiny_data,
     assert_same_run(finished, folder)
 
 
+def test_a_run_that_goes_on_keeps_the_command_it_began_with(tmp_path, tiny_data, finished, monkeypatch):
+    folder = half_way(finished, tmp_path)
+    began = run.read_json(finished / "environment.json")
+    run.write_json(folder / "environment.json", began)
+    for k in range(3):  # the second is as the first was
+        monkeypatch.setattr(sys, "argv", ["/bin/vbcaps", "train", "--resume", f"half{k // 2}"])
+        fit(tiny.recipe(epochs=1), folder, device="cpu", resume=True)
+        (folder / "result.json").unlink()
+    environment = run.read_json(folder / "environment.json")
+    assert {field: environment[field] for field in began} == began
+    assert [part["command"][-1] for part in environment["resumed"]] == ["half0", "half1"]
+    assert environment["resumed"][0]["torch"] == torch.__version__
+
+
 def test_an_epoch_interrupted_after_its_last_step_has_a_speed(tmp_path, tiny_data):
     def interrupt(event: Event) -> None:
         if event.step == event.steps:

@@ -127,7 +127,10 @@ class Record:
             self.save()
             self.wait()
         if self.group.writes:
-            run.write_json(self.folder / "environment.json", run.environment(self.device, self.group.size))
+            about, file = run.environment(self.device, self.group.size), self.folder / "environment.json"
+            if resume and file.exists():
+                about = run.went_on(run.read_json(file), about)
+            run.write_json(file, about)
             run.write(self.folder / "metrics.csv", run.pack_metrics(self.rows))
         self.began = self.saved = time.perf_counter()
         self.first = self.steps_done

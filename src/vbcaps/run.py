@@ -1,7 +1,7 @@
 """The folder of a run, and weights files: what is written, so that it is never half written, and read again.
 
     recipe.json         what was trained
-    environment.json    with what: commit, versions, device
+    environment.json    with what: commit, command, versions, device; the same under "resumed" each time it went on
     metrics.csv         a row for each epoch
     state.safetensors   all that is needed to go on, with the position and the rows so far as JSON in its header
     last.safetensors    weights; their recipe, classes and view are in the header, so the file is enough to use them
@@ -306,3 +306,9 @@ def environment(device: torch.device, processes: int) -> dict[str, Any]:
         safetensors=safetensors.__version__,
         note=os.environ.get("VBCAPS_NOTE", ""),
     )
+
+
+def went_on(first: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """The environment in which a run began, with that in which it goes on; the same one twice is there once."""
+    resumed = first.get("resumed", [])
+    return first | dict(resumed=resumed if now in resumed else [*resumed, now])
