@@ -50,17 +50,17 @@ CHOICES = (
     # regularisation
     "brightness=0.2 contrast=0.2",
     "flip=yes",
-    "rotate=15 fill=edge",
-    "zoom=0.2 fill=edge",
-    "stretch=0.2 fill=edge",
+    "rotate=15",
+    "zoom=0.2",
+    "stretch=0.2",
     "cutout=0",
-    "cutout=12 cutouts=3",
+    "cutout=8 cutouts=3",
     "mixup=0",
     "smoothing=0.1",
     "optimiser=adamw weight_decay=0.05",
     # what the network sees
-    "crop=40",
-    "image_size=40",
+    "image_size=48 pad=0",
+    "image_size=32 pad=3",
     # optimisation
     "lr=0.003",
     "batch=64",

@@ -141,7 +141,7 @@ class Recipe:
             raise ValueError("lr must be above 0, got 0")
         self._validate_combinations()
         # The rest is for views and priors to say; they need PyTorch, so only where it could be wrong.
-        if (self.place and self.pad) or self.fill != Recipe.fill:
+        if (self.place and self.pad) or self.fill == "mean":
             self.view()
         if any(getattr(self, field) != getattr(Recipe, field) for field in PRIOR):
             self.prior()

@@ -217,7 +217,10 @@ _ADAMW: dict[str, Any] = dict(
 _EM = dict(lr=0.006, weight_decay=0.1, gain=1.0)
 _DYNAMIC = dict(lr=0.003, weight_decay=0.1, gain=1.0)
 TUNED: dict[str, dict[str, Any]] = {
-    "smallnorb": dict(epochs=100, cutout=16, mixup=0.5, ema=0.998, activation="paper"),
+    "smallnorb": dict(
+        epochs=100, image_size=36, pad=2, fill="edge", cutout=12, mixup=0.5, ema=0.998, activation="paper"
+    ),
+    "smallnorb dynamic": dict(lr=0.003),
     "fashion-mnist": _ADAMW | dict(epochs=60, flip=True, cutout=8),
     "fashion-mnist em": _EM,
     "fashion-mnist dynamic": _DYNAMIC,
