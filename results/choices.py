@@ -15,6 +15,7 @@ import csv
 import dataclasses
 import math
 import multiprocessing
+import signal
 import statistics
 import sys
 import tempfile
@@ -108,6 +109,7 @@ def main(words: list[str] | None = None) -> None:
         ]  # fmt: skip
     except ValueError as error:
         sys.exit(f"choices: {error}")
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # by way of the pool's end
     with multiprocessing.get_context("spawn").Pool(arguments.workers) as pool:
         for row in pool.imap_unordered(run, jobs):
             if row is not None:
@@ -135,11 +137,11 @@ def changed(base: Recipe, choice: str) -> Recipe:
 
 
 def run(job: Job) -> dict[str, Any] | None:
-    """A row, or nothing where the time is over. A run that fails has a row that says how."""
+    """A row, or nothing where the time is over. A run that fails has a row that says how; a signal ends the worker."""
     if time.time() > job.until:
         return None
     from vbcaps.run import environment
-    from vbcaps.train import fit, pick_device
+    from vbcaps.train import Interrupted, fit, pick_device
 
     about = environment(pick_device(job.device), 1)
     start, note = time.time(), ""
@@ -149,6 +151,8 @@ def run(job: Job) -> dict[str, Any] | None:
             fit(job.recipe, out, data_folder=job.data_folder, device=job.device)
         except ArithmeticError as error:
             note = str(error)
+        except Interrupted as stop:
+            sys.exit(stop.code)
         with open(out / "metrics.csv", newline="") as file:
             epochs = list(csv.DictReader(file))
     errors = [float(epoch["validation_error"]) for epoch in epochs]

@@ -1,13 +1,18 @@
 """Recording runs, and the tables made from records: what is kept, what is refused, how a number comes into its row."""
 
+import contextlib
 import csv
 import importlib
 import json
+import os
 import re
 import shlex
 import shutil
+import signal
 import statistics
+import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -459,6 +464,26 @@ def test_a_run_of_a_choice_is_a_row(tmp_path):
     for _ in range(2):
         choices.append(tmp_path / "rows.csv", row)
     assert read_rows(tmp_path / "rows.csv") == [{key: str(value) for key, value in row.items()}] * 2
+
+
+def test_who_ends_the_comparison_ends_its_runs(tmp_path):
+    words = [sys.executable, str(ROOT / "results" / "choices.py"), "", "--base", "default", "--splits", "0", "1"]
+    words += ["--workers", "2", "--device", "cpu", "--csv", str(tmp_path / "rows.csv")]
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    process = subprocess.Popen(words, env=os.environ | dict(TMPDIR=str(temporary)), start_new_session=True)
+    try:
+        until = time.time() + 60
+        while len(list(temporary.glob("*/run/metrics.csv"))) < 2 and time.time() < until:
+            time.sleep(0.1)
+        process.terminate()
+        assert process.wait(30) == 128 + signal.SIGTERM
+        while any(temporary.glob("*/run")) and time.time() < until:
+            time.sleep(0.1)
+        assert not list(temporary.glob("*/run"))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def read_rows(path):
