@@ -56,16 +56,24 @@ COMPARED = "recipe | choice | validation error (runs) | notes | parameters | epo
 
 # The rows of README.md; those whose paper number has a ± are its bold cells, and are there before there is a result.
 MAIN = {
-    "smallnorb": "smallNORB", "smallnorb_em": "smallNORB, EM", "smallnorb_dynamic": "smallNORB, Dynamic",
-    "fashion": "Fashion-MNIST", "fashion_em": "Fashion-MNIST, EM", "fashion_dynamic": "Fashion-MNIST, Dynamic",
-    "svhn": "SVHN", "svhn_em": "SVHN, EM", "svhn_dynamic": "SVHN, Dynamic",
-    "cifar10": "CIFAR-10", "cifar10_em": "CIFAR-10, EM", "cifar10_dynamic": "CIFAR-10, Dynamic",
+    "smallnorb": "smallNORB", "smallnorb_small": "smallNORB, {64,8,16,16}",
+    "smallnorb_large": "smallNORB, {64,16,32,32}",
+    "smallnorb_em": "smallNORB, EM", "smallnorb_dynamic": "smallNORB, Dynamic",
+    "fashion": "Fashion-MNIST", "fashion_small": "Fashion-MNIST, {64,8,16,16}",
+    "fashion_large": "Fashion-MNIST, {64,16,32,32}",
+    "fashion_em": "Fashion-MNIST, EM", "fashion_dynamic": "Fashion-MNIST, Dynamic",
+    "svhn": "SVHN", "svhn_small": "SVHN, {64,8,16,16}", "svhn_medium": "SVHN, {64,16,16,16}",
+    "svhn_em": "SVHN, EM", "svhn_dynamic": "SVHN, Dynamic",
+    "cifar10": "CIFAR-10", "cifar10_small": "CIFAR-10, {64,8,16,16}", "cifar10_medium": "CIFAR-10, {64,16,16,16}",
+    "cifar10_em": "CIFAR-10, EM", "cifar10_dynamic": "CIFAR-10, Dynamic",
     "cifar10_residual": "CIFAR-10, residual stem",
     "smallnorb_azimuth": "smallNORB, novel azimuths at familiar ones",
     "smallnorb_azimuth_em": "smallNORB, novel azimuths at familiar ones, EM",
     "smallnorb_elevation": "smallNORB, novel elevations at familiar ones",
     "smallnorb_elevation_em": "smallNORB, novel elevations at familiar ones, EM",
     "affnist": "MNIST to affNIST, at MNIST", "affnist_cnn": "MNIST to affNIST, at MNIST: a CNN of the same size",
+    "affnist_matched": "MNIST to affNIST, stopped at 0.8 on MNIST",
+    "affnist_matched_cnn": "MNIST to affNIST, stopped at 0.8 on MNIST: a CNN of the same size",
 }  # fmt: skip
 
 INTRODUCTION = """\
