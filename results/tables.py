@@ -184,16 +184,19 @@ def training(group: Group) -> str:
     for runs in by_folder.values():
         seconds = [run.result["seconds"] for run in runs if run.result is not None]
         about = runs[0].environment
-        threads = f", {about['threads']} thread{'s' if about['threads'] > 1 else ''}"
-        device = about["device"] + (threads if about["device_type"] != "cuda" else "")
-        if about["processes"] > 1:
-            device = f"{about['processes']} x {device}"
+        device = ", then ".join(dict.fromkeys(place(part) for part in (about, *about.get("resumed", []))))
         if len(runs) > 1 and about["device_type"] == "cuda" and about["processes"] == 1:
             device, seconds = f"{len(runs)} at once, {device}", [max(seconds)]
-        if note := about.get("note"):
-            device += f", {note}"
         minutes.setdefault(device, []).extend(one / 60 for one in seconds)
     return "; ".join(f"{statistics.mean(some):.1f} min, {device}" for device, some in minutes.items()) or "-"
+
+
+def place(about: dict[str, Any]) -> str:
+    """What an environment ran on, and its note."""
+    device = f"{about['processes']} x {about['device']}" if about["processes"] > 1 else about["device"]
+    if about["device_type"] != "cuda":
+        device += f", {about['threads']} thread{'s' if about['threads'] > 1 else ''}"
+    return device + (f", {about['note']}" if about.get("note") else "")
 
 
 def links(group: Group) -> str:

@@ -306,10 +306,13 @@ def test_a_note_stands_by_the_time_of_training(house):
     assert cells[5] == "10.0 min, NVIDIA H200, beside 3 other runs; 10.0 min, NVIDIA H200"
 
 
-def test_a_run_that_went_on_from_another_commit_has_both(house):
-    went_on = H200 | dict(resumed=[H200, H200 | dict(commit="def5678")])
-    note(house, "a", recipe("fashion_em"), 0.06, environment=went_on)
-    assert made(house)[2]["[fashion_em](a)"][6] == "abc1234, def5678"
+def test_a_run_that_went_on_from_another_commit_or_elsewhere_has_both(house):
+    cpu = H200 | dict(commit="def5678", device="x86_64", device_type="cpu", threads=2)
+    began = H200 | dict(note="beside another run")
+    note(house, "a", recipe("fashion_em"), 0.06, environment=began | dict(resumed=[began, cpu]))
+    training, commits = made(house)[2]["[fashion_em](a)"][5:7]
+    assert training == "10.0 min, NVIDIA H200, beside another run, then x86_64, 2 threads"
+    assert commits == "abc1234, def5678"
 
 
 def test_a_failure_counts(house):
