@@ -1,18 +1,12 @@
 """Recording runs, and the tables made from records: what is kept, what is refused, how a number comes into its row."""
 
-import contextlib
-import csv
 import importlib
 import json
-import os
 import re
 import shlex
 import shutil
-import signal
 import statistics
-import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -415,83 +409,6 @@ def test_choices_made_on_a_validation_share_are_compared_apart(house):
     assert rows["[smallnorb_fast](v1)"][:2] == ["`--iters 2`", "4.20 (1)"]
     assert rows["[smallnorb_fast](v1)"][-1] == "`vbcaps train smallnorb_fast --validation 0.2 --iters 2`"
     assert readme.count("not run yet") == 4
-
-
-# --- choices on what is held out -------------------------------------------------------------------------------------
-
-
-def test_a_choice_changes_the_fields_that_it_names():
-    base = recipe("smallnorb_fast")
-    for choice in choices.CHOICES:
-        made = choices.changed(base, choice)
-        named = {word.partition("=")[0] for word in choice.split()}
-        assert {name for name in base.to_json() if getattr(made, name) != getattr(base, name)} == named
-    made = choices.changed(base, "flip=yes norm_pose=no nu0=20 lr=0.001 epochs=70 standardise=crop arch=8,4,4,4")
-    assert (made.flip, made.norm_pose, made.nu0, made.lr, made.epochs, made.standardise, made.arch) == (
-        True, False, 20.0, 0.001, 70, "crop", (8, 4, 4, 4),
-    )  # fmt: skip
-    assert choices.changed(base, "learn=alpha0,m0").learn == ("alpha0", "m0")
-    assert choices.changed(made, "nu0=none").nu0 is None
-
-
-@pytest.mark.parametrize(
-    ("choice", "message"),
-    [
-        ("activaton=paper", "no field 'activaton'; did you mean 'activation'"),
-        ("activation=papr", "activation must be one of .*; did you mean 'paper'"),
-        ("flip=1", "flip is yes or no"),
-        ("epochs=many", "'epochs=many': 'many' is not a whole number"),
-    ],
-)
-def test_a_choice_that_is_none_is_refused_before_anything_runs(choice, message, tmp_path):
-    with pytest.raises(SystemExit, match=message):
-        choices.main([choice, "--csv", str(tmp_path / "rows.csv")])
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_run_of_a_choice_is_a_row(tmp_path):
-    made = tiny.recipe(name="default", epochs=6, validation=0.25, split=3)
-    job = choices.Job("lr=0.01", made, None, "cpu", until=float("inf"))
-    with tiny.in_place_of_data():
-        row = choices.run(job)
-        assert choices.run(job._replace(until=0.0)) is None
-        fit(made, tmp_path / "run", device="cpu")
-    errors = [float(epoch["validation_error"]) for epoch in read_rows(tmp_path / "run" / "metrics.csv")]
-    assert (row["base"], row["choice"], row["split"], row["held"]) == ("default", "lr=0.01", 3, 0.25)
-    assert (row["epochs"], row["note"]) == (6, "")
-    assert row["commit"] == json.loads((tmp_path / "run" / "environment.json").read_text())["commit"]
-    assert float(row["last"]) == pytest.approx(errors[-1], abs=1e-5)
-    assert float(row["least"]) == pytest.approx(min(errors), abs=1e-5)
-    assert float(row["last_five"]) == pytest.approx(statistics.mean(errors[1:]), abs=1e-5)
-    assert choices.last_and_least([]) == dict(last="nan", last_five="nan", least="nan")
-    for _ in range(2):
-        choices.append(tmp_path / "rows.csv", row)
-    assert read_rows(tmp_path / "rows.csv") == [{key: str(value) for key, value in row.items()}] * 2
-
-
-def test_who_ends_the_comparison_ends_its_runs(tmp_path):
-    words = [sys.executable, str(ROOT / "results" / "choices.py"), "", "--base", "default", "--splits", "0", "1"]
-    words += ["--workers", "2", "--device", "cpu", "--csv", str(tmp_path / "rows.csv")]
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    process = subprocess.Popen(words, env=os.environ | dict(TMPDIR=str(temporary)), start_new_session=True)
-    try:
-        until = time.time() + 60
-        while len(list(temporary.glob("*/run/metrics.csv"))) < 2 and time.time() < until:
-            time.sleep(0.1)
-        process.terminate()
-        assert process.wait(30) == 128 + signal.SIGTERM
-        while any(temporary.glob("*/run")) and time.time() < until:
-            time.sleep(0.1)
-        assert not list(temporary.glob("*/run"))
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-
-
-def read_rows(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_rows_of_choices_become_a_table(house):
