@@ -221,7 +221,6 @@ TUNED: dict[str, dict[str, Any]] = {
     ),
     "smallnorb dynamic": dict(lr=0.003),
     "fashion-mnist": _ADAMW | dict(epochs=60, flip=True, cutout=8),
-    "fashion-mnist em": dict(lr=0.006, weight_decay=0.1, gain=1.0),
     "fashion-mnist dynamic": _DYNAMIC,
     "svhn": _ADAMW | dict(epochs=25),
     "svhn dynamic": _DYNAMIC,
