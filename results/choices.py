@@ -20,7 +20,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,39 +72,63 @@ CHOICES = (
 class Job(NamedTuple):
     choice: str
     recipe: Recipe
+    held: float
     data_folder: str | None
     device: str
     until: float  # do not begin after
 
 
 def main(words: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, base="smallnorb_fast", csv="choices.csv")
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after this many")
+    arguments = parser.parse_args(words)
+    base = recipe_of(arguments)
+    base = dataclasses.replace(
+        base, validation=arguments.held, hold_out="objects" if base.dataset == "smallnorb" else "images"
+    )
+    compare(run, base, arguments, CHOICES, until=time.time() + 60 * arguments.minutes)
+
+
+def options(about: str | None, base: str, csv: str) -> argparse.ArgumentParser:
+    """Of every script that compares choices."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("choices", nargs="*", metavar="CHOICE", help='as "activation=paper lr=0.003"')
-    parser.add_argument("--base", default="smallnorb_fast", help="the recipe that is changed")
+    parser.add_argument("--base", default=base, help="the recipe that is changed")
     parser.add_argument("--also", default="", metavar="CHOICE", help="changed in all of them, the base too")
     parser.add_argument("--held", type=float, default=0.4, help="share of each class, or of its toys, that is held out")
     parser.add_argument("--splits", type=int, nargs="+", default=[0, 1], help="which are held out")
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--workers", type=int, default=3, help="runs at the same time")
-    parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after this many")
     parser.add_argument("--data-folder")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--csv", default=str(Path(__file__).parent / "choices.csv"), help="append to this file")
-    arguments = parser.parse_args(words)
-    until = time.time() + 60 * arguments.minutes
+    parser.add_argument("--csv", default=str(Path(__file__).parent / csv), help="append to this file")
+    return parser
+
+
+def recipe_of(arguments: argparse.Namespace) -> Recipe:
     try:
         base = recipe(arguments.base)
-        base = dataclasses.replace(
-            base, validation=arguments.held, hold_out="objects" if base.dataset == "smallnorb" else "images",
-            epochs=arguments.epochs, warmup=arguments.epochs / 10,
-        )  # fmt: skip
-        choices = [" ".join(f"{arguments.also} {choice}".split()) for choice in arguments.choices or CHOICES]
+        return dataclasses.replace(base, epochs=arguments.epochs, warmup=arguments.epochs / 10)
+    except ValueError as error:
+        sys.exit(f"choices: {error}")
+
+
+def compare(
+    run: Callable[[Job], dict[str, Any] | None],
+    base: Recipe,
+    arguments: argparse.Namespace,
+    choices: Sequence[str],
+    until: float = math.inf,
+) -> None:
+    """Every choice on every split, some at the same time; a row of the file for each."""
+    words = [" ".join(f"{arguments.also} {choice}".split()) for choice in arguments.choices or choices]
+    try:
         jobs = [
             Job(
-                choice, dataclasses.replace(changed(base, choice), split=split), arguments.data_folder,
-                arguments.device, until,
+                choice, dataclasses.replace(changed(base, choice), split=split), arguments.held,
+                arguments.data_folder, arguments.device, until,
             )
-            for choice in choices
+            for choice in words
             for split in arguments.splits
         ]  # fmt: skip
     except ValueError as error:
@@ -158,7 +182,7 @@ def run(job: Job) -> dict[str, Any] | None:
     errors = [float(epoch["validation_error"]) for epoch in epochs]
     last = epochs[-1] if epochs else dict(train_error="nan", loss="nan")
     return dict(
-        base=job.recipe.name, choice=job.choice, held=job.recipe.validation, split=job.recipe.split,
+        base=job.recipe.name, choice=job.choice, held=job.held, split=job.recipe.split,
         epochs=len(epochs), **last_and_least(errors), train_error=last["train_error"], loss=last["loss"],
         seconds=f"{time.time() - start:.0f}", flags=flags(job.recipe),
         **{key: about[key] for key in ("commit", "device", "torch")}, note=note,

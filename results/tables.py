@@ -52,6 +52,16 @@ the same epochs and splits compare: some toys are much harder than others. Mean 
 run each. The least error is that of the best epoch, which nobody could have chosen; the training error is of images as
 they were trained on, blanked and blended.
 """
+LEVELS = (12, 10, 8, 6)  # % of familiar views wrong, at which choices are compared on novel ones
+NOVEL_HEAD = f"choice | {' | '.join(f'novel at {level}' for level in LEVELS)} | epochs, of | held out | splits | commit"
+NOVEL = """\
+## Novel viewpoints, compared on toys held out of the training set
+
+Made by `results/viewpoints.py`, rows in [`viewpoints.csv`](viewpoints.csv): a network is trained on some toys at
+familiar viewpoints, and tested on the others after each epoch. Errors on novel viewpoints in %, where the error on
+familiar ones first comes down to so many %, between two epochs on a straight line. Mean ± standard deviation over the
+splits; empty where one of them does not come so far.
+"""
 COMPARED = "recipe | choice | validation error (runs) | notes | parameters | epochs | training | commit | command"
 
 # The rows of README.md; those whose paper number has a ± are its bold cells, and are there before there is a result.
@@ -96,9 +106,9 @@ def main(words: list[str] | None = None, root: Path = ROOT) -> None:
     rows = groups(read_runs(root / "results"))
     short = main_table(rows) + "\n\n" + shipped(root / "src" / "vbcaps" / "weights")
     readme = root / "README.md"
-    choices = read_choices(root / "results" / "choices.csv")
+    choices, novel = (read_rows(root / "results" / name) for name in ("choices.csv", "viewpoints.csv"))
     new = {
-        root / "results" / "README.md": all_tables(rows, choices),
+        root / "results" / "README.md": "\n".join([all_tables(rows), *held_out(choices), *on_novel_views(novel)]),
         readme: between_markers(readme.read_text(), short),
     }
     stale = {path: text for path, text in new.items() if not path.exists() or path.read_text() != text}
@@ -263,27 +273,35 @@ def compared(group: Group) -> list[str]:
     return [*first, "; ".join(said), *last_cells(group, f"`{command(group)}`")]
 
 
-def read_choices(path: Path) -> list[dict[str, str]]:
+def read_rows(path: Path) -> list[dict[str, str]]:
     if not path.exists():
         return []
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
 
+def by_choice(rows: list[dict[str, str]], base: str) -> dict[tuple[str, str, str], list[dict[str, str]]]:
+    """Those of a base, by (held, epochs, choice), in the order of their splits; the same made again counts once."""
+    alike: dict[tuple[str, str, str], dict[int, dict[str, str]]] = {}
+    for row in rows:
+        if row["base"] == base:
+            alike.setdefault((row["held"], row["epochs"], row["choice"]), {})[int(row["split"])] = row
+    return {key: [runs[split] for split in sorted(runs)] for key, runs in alike.items()}
+
+
+def bases(rows: list[dict[str, str]]) -> list[str]:
+    return list(dict.fromkeys(row["base"] for row in rows))
+
+
 def held_out(choices: list[dict[str, str]]) -> list[str]:
     """A heading, then a table for each recipe that was changed: of as many epochs and like splits the best first."""
     made = []
-    for base in dict.fromkeys(row["base"] for row in choices):
-        alike: dict[tuple[str, str, str], dict[int, dict[str, str]]] = {}
-        for row in choices:
-            if row["base"] == base:  # the same made again counts once
-                alike.setdefault((row["held"], row["epochs"], row["choice"]), {})[int(row["split"])] = row
-        by_choice = [(key, [runs[split] for split in sorted(runs)]) for key, runs in alike.items()]
-        by_choice.sort(
-            key=lambda one: (one[0][0], int(one[0][1]), splits(one[1]), statistics.mean(column(one[1], "last")))
+    for base in bases(choices):
+        found = sorted(
+            by_choice(choices, base).items(),
+            key=lambda one: (one[0][0], int(one[0][1]), splits(one[1]), statistics.mean(column(one[1], "last"))),
         )
-        cells = [held_out_row(*key, runs) for key, runs in by_choice]
-        made.append(f"### {base}\n\n{table(HELD_OUT_HEAD, cells)}\n")
+        made.append(f"### {base}\n\n{table(HELD_OUT_HEAD, [held_out_row(*key, runs) for key, runs in found])}\n")
     return [HELD_OUT, *made] if made else []
 
 
@@ -301,7 +319,39 @@ def column(rows: list[dict[str, str]], key: str) -> list[float]:
     return [float(row[key]) for row in rows]
 
 
-def all_tables(rows: list[Group], choices: list[dict[str, str]]) -> str:
+def on_novel_views(rows: list[dict[str, str]]) -> list[str]:
+    """The same for novel viewpoints, as choices come."""
+    made = []
+    for base in bases(rows):
+        cells = [novel_row(*key, runs) for key, runs in by_choice(rows, base).items()]
+        made.append(f"### {base}, on novel viewpoints\n\n{table(NOVEL_HEAD, cells)}\n")
+    return [NOVEL, *made] if made else []
+
+
+def novel_row(held: str, epochs: str, choice: str, runs: list[dict[str, str]]) -> list[str]:
+    curves = [[[float(error) for error in run[key].split()] for key in ("familiar", "novel")] for run in runs]
+    cells = []
+    for level in LEVELS:
+        errors = [novel_at(level, *curve) for curve in curves]
+        cells.append("" if any(map(math.isnan, errors)) else spread([error / 100 for error in errors]))
+    done = low_to_high({len(familiar) for familiar, _ in curves})
+    commits = ", ".join(dict.fromkeys(run["commit"] for run in runs))
+    share = f"{100 * float(held):g}%"
+    return [f"`{choice}`" if choice else "as it is", *cells, f"{done}, {epochs}", share, splits(runs), commits]
+
+
+def novel_at(level: float, familiar: Sequence[float], novel: Sequence[float]) -> float:
+    """The error on novel views where that on familiar ones first comes down to ``level``; nan where it never does."""
+    for k, error in enumerate(familiar):
+        if error <= level:
+            if k == 0:
+                return novel[0]
+            part = (familiar[k - 1] - level) / (familiar[k - 1] - error)
+            return novel[k - 1] * (1 - part) + novel[k] * part
+    return math.nan
+
+
+def all_tables(rows: list[Group]) -> str:
     """Those that have rows."""
     final = [group for group in rows if not group[0].recipe.validation]
     parts = {
@@ -311,7 +361,7 @@ def all_tables(rows: list[Group], choices: list[dict[str, str]]) -> str:
     parts[CROPS] = HEAD, [crops_row(group, *one) for group in final for one in tests_on_crops(group).items()]
     parts[ABLATION] = COMPARED, [compared(group) for group in rows if group[0].recipe.validation]
     made = [f"## {title}\n\n{table(head, cells)}\n" for title, (head, cells) in parts.items() if cells]
-    return "\n".join([INTRODUCTION, *made, *held_out(choices)])
+    return "\n".join([INTRODUCTION, *made])
 
 
 def main_table(rows: list[Group]) -> str:

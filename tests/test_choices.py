@@ -54,7 +54,7 @@ def test_a_choice_that_is_none_is_refused_before_anything_runs(choice, message, 
 
 def test_a_run_of_a_choice_is_a_row(tmp_path):
     made = tiny.recipe(name="default", epochs=6, validation=0.25, split=3)
-    job = choices.Job("lr=0.01", made, None, "cpu", until=float("inf"))
+    job = choices.Job("lr=0.01", made, 0.25, None, "cpu", until=float("inf"))
     with tiny.in_place_of_data():
         row = choices.run(job)
         assert choices.run(job._replace(until=0.0)) is None

@@ -434,6 +434,26 @@ def test_rows_of_choices_become_a_table(house):
     assert heads == [tables.HELD_OUT.splitlines()[0], "### smallnorb_fast", "### svhn_fast"]
 
 
+def test_choices_are_set_beside_each_other_where_they_are_equally_good_on_familiar_views(house):
+    path = house / "results" / "viewpoints.csv"
+    common = dict(base="smallnorb_elevation_fast", held="0.4", epochs="100", commit="abc1234")
+    for choice, split, familiar, novel in [
+        ("", 0, "80.00 14.00 9.00 7.00", "80.00 30.00 20.00 19.00"),
+        ("", 1, "9.00 11.00", "20.00 10.00"),
+        ("zoom=0.2", 0, "", ""),
+    ]:
+        choices.append(path, common | dict(choice=choice, split=split, familiar=familiar, novel=novel))
+    text, _, _ = made(house)
+    lines = [line for line in text.splitlines() if line.startswith(("| `", "| as"))]
+    assert lines == [
+        "| as it is | 23.00 ± 4.24 | 21.00 ± 1.41 |  |  | 2 to 4, 100 | 40% | 0, 1 | abc1234 |",
+        "| `zoom=0.2` |  |  |  |  | 0, 100 | 40% | 0 | abc1234 |",
+    ]
+    assert tables.NOVEL.splitlines()[0] in text
+    assert tables.novel_at(8, [80, 14, 9, 7], [80, 30, 20, 19]) == 19.5
+    assert tables.novel_at(14, [80, 14, 9, 7], [80, 30, 20, 19]) == 30
+
+
 def test_check_fails_until_the_tables_are_made(house, capsys):
     with pytest.raises(SystemExit, match=r"results/README.md, README.md: not up to date, run scripts/tables"):
         tables.main(["--check"], house)
