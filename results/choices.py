@@ -20,7 +20,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,11 +83,13 @@ def main(words: list[str] | None = None) -> None:
     parser = options(__doc__, base="smallnorb_fast", csv="choices.csv")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after this many")
     arguments = parser.parse_args(words)
-    base = recipe_of(arguments)
-    base = dataclasses.replace(
-        base, validation=arguments.held, hold_out="objects" if base.dataset == "smallnorb" else "images"
-    )
-    compare(run, base, arguments, CHOICES, until=time.time() + 60 * arguments.minutes)
+    with refusing():
+        base = recipe_of(arguments)
+        base = dataclasses.replace(
+            base, validation=arguments.held, hold_out="objects" if base.dataset == "smallnorb" else "images"
+        )
+        jobs = jobs_of(base, arguments, CHOICES, until=time.time() + 60 * arguments.minutes)
+    compare(run, jobs, arguments)
 
 
 def options(about: str | None, base: str, csv: str) -> argparse.ArgumentParser:
@@ -105,34 +108,34 @@ def options(about: str | None, base: str, csv: str) -> argparse.ArgumentParser:
     return parser
 
 
+@contextmanager
+def refusing() -> Iterator[None]:
+    """What is wrong before anything runs is a line, not a traceback."""
+    try:
+        yield
+    except ValueError as error:
+        sys.exit(f"{Path(sys.argv[0]).stem}: {error}")
+
+
 def recipe_of(arguments: argparse.Namespace) -> Recipe:
-    try:
-        base = recipe(arguments.base)
-        return dataclasses.replace(base, epochs=arguments.epochs, warmup=arguments.epochs / 10)
-    except ValueError as error:
-        sys.exit(f"choices: {error}")
+    return dataclasses.replace(recipe(arguments.base), epochs=arguments.epochs, warmup=arguments.epochs / 10)
 
 
-def compare(
-    run: Callable[[Job], dict[str, Any] | None],
-    base: Recipe,
-    arguments: argparse.Namespace,
-    choices: Sequence[str],
-    until: float = math.inf,
-) -> None:
-    """Every choice on every split, some at the same time; a row of the file for each."""
+def jobs_of(base: Recipe, arguments: argparse.Namespace, choices: Sequence[str], until: float = math.inf) -> list[Job]:
+    """Every choice on every split."""
     words = [" ".join(f"{arguments.also} {choice}".split()) for choice in arguments.choices or choices]
-    try:
-        jobs = [
-            Job(
-                choice, dataclasses.replace(changed(base, choice), split=split), arguments.held,
-                arguments.data_folder, arguments.device, until,
-            )
-            for choice in words
-            for split in arguments.splits
-        ]  # fmt: skip
-    except ValueError as error:
-        sys.exit(f"choices: {error}")
+    return [
+        Job(
+            choice, dataclasses.replace(changed(base, choice), split=split), arguments.held, arguments.data_folder,
+            arguments.device, until,
+        )
+        for choice in words
+        for split in arguments.splits
+    ]  # fmt: skip
+
+
+def compare(run: Callable[[Job], dict[str, Any] | None], jobs: Sequence[Job], arguments: argparse.Namespace) -> None:
+    """Some at the same time; a row of the file for each."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # by way of the pool's end
     with multiprocessing.get_context("spawn").Pool(arguments.workers) as pool:
         for row in pool.imap_unordered(run, jobs):

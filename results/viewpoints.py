@@ -10,13 +10,12 @@ they are equally good on what is familiar, as the paper does. The rate falls ove
 
 import dataclasses
 import functools
-import sys
 import time
 from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Any
 
-from choices import Job, compare, options, recipe_of
+from choices import Job, compare, jobs_of, options, recipe_of, refusing
 from recorded import flags
 
 CHOICES = (
@@ -40,11 +39,14 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--stop", type=int, default=30, help="after so many epochs; what is matched comes early")
     parser.set_defaults(epochs=100)
     arguments = parser.parse_args(words)
-    base = recipe_of(arguments)
-    if base.viewpoint is None:
-        sys.exit(f"viewpoints: {base.name} has no viewpoint; smallnorb_azimuth_fast and smallnorb_elevation_fast do")
-    base = dataclasses.replace(base, match=0.0)
-    compare(functools.partial(run, stop=arguments.stop), base, arguments, CHOICES)
+    with refusing():
+        base = recipe_of(arguments)
+        if base.viewpoint is None:
+            raise ValueError(f"{base.name} has no viewpoint; smallnorb_azimuth_fast and smallnorb_elevation_fast do")
+        if not 0 < arguments.held < 1:
+            raise ValueError(f"held must be between 0 and 1, got {arguments.held}")
+        jobs = jobs_of(dataclasses.replace(base, match=0.0), arguments, CHOICES)
+    compare(functools.partial(run, stop=arguments.stop), jobs, arguments)
 
 
 def run(job: Job, stop: int) -> dict[str, Any]:

@@ -49,6 +49,8 @@ def test_a_choice_changes_the_fields_that_it_names():
 def test_a_choice_that_is_none_is_refused_before_anything_runs(choice, message, tmp_path):
     with pytest.raises(SystemExit, match=message):
         choices.main([choice, "--csv", str(tmp_path / "rows.csv")])
+    with pytest.raises(SystemExit, match=r"validation must lie from 0 to 0\.9, got 2"):
+        choices.main(["--held", "2", "--csv", str(tmp_path / "rows.csv")])
     assert not list(tmp_path.iterdir())
 
 
