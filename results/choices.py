@@ -58,7 +58,6 @@ CHOICES = (
     "cutout=0",
     "cutout=8 cutouts=3",
     "mixup=0",
-    "cutmix=16 cutout=0",
     "smoothing=0.1",
     "optimiser=adamw weight_decay=0.05",
     # what the network sees

@@ -235,8 +235,6 @@ def test_an_average_of_weights_forgets_how_they_began():
         (dict(dataset="affnist", image_size=36), "images of two sizes, none is resized: got image_size=36"),
         (dict(loss="spread", mixup=0.1), "mixup belongs to loss='nll'"),
         (dict(mixup=0.6), "mixup must lie from 0 to 0.5, got 0.6"),
-        (dict(loss="spread", cutmix=8), "cutmix belongs to loss='nll'"),
-        (dict(crop=28, cutmix=30), "cutmix must not be larger than crop=28, got 30"),
         (dict(cutouts=0), "cutouts must lie from 1 to 16, got 0"),
         (dict(validation=1.0), "validation must lie from 0 to 0.9"),
     ],

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from vbcaps.data import Split, View
-from vbcaps.data.augment import cutmix, mixup
+from vbcaps.data.augment import mixup
 from vbcaps.distributed import ALONE, Group, synchronise
 from vbcaps.layers import Capsules
 from vbcaps.losses import nll_loss, spread_loss, spread_margin
@@ -64,7 +63,7 @@ class Learner:
         stream: "torch.cuda.Stream | None" = None,
     ):
         self.recipe, self.train, self.view, self.group, self.stream = recipe, train, view, group, stream
-        self.classes, self.draws = classes, view.draws + (recipe.mixup > 0) + 2 * (recipe.cutmix > 0)
+        self.classes, self.draws = classes, view.draws + (recipe.mixup > 0)
         device, count = train.images.device, len(train.labels)
         batch = min(recipe.batch, count)
         if batch % group.size:
@@ -158,14 +157,10 @@ class Learner:
         index, u = self.order.index_select(0, k)[0], self.u.index_select(0, k)[0]
         x = self.view.train(self.train.images.index_select(0, index), u[:, : self.view.draws])
         y = self.train.labels.index_select(0, index)
-        if not (self.recipe.mixup or self.recipe.cutmix):
-            return x, y, y
-        label, draw = F.one_hot(y, self.classes).float(), iter(u[:, self.view.draws :].unbind(1))
         if self.recipe.mixup:
-            x, label = mixup(x, label, self.recipe.mixup * next(draw))
-        if self.recipe.cutmix:
-            x, label = cutmix(x, label, next(draw), next(draw), self.recipe.cutmix)
-        return x, y, label
+            x, target = mixup(x, y, self.recipe.mixup * u[:, -1], self.classes)
+            return x, y, target
+        return x, y, y
 
     def loss(self, out: Capsules | Scores, y: Tensor) -> Tensor:
         if self.recipe.loss == "spread":

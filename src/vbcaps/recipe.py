@@ -27,10 +27,10 @@ CHOICES: dict[str, tuple[str, ...]] = dict(
 RANGES: dict[str, tuple[float, float]] = dict(
     validation=(0, 0.9), split=(0, 2**32 - 1), match=(0, 1), image_size=(8, 1024), seed=(0, 2**32 - 1),
     crop=(20, 256), pad=(0, 64), brightness=(0, 1), contrast=(0, 1), rotate=(0, 180), zoom=(0, 0.9),
-    stretch=(0, 0.9), cutout=(0, 256), cutouts=(1, 16), mixup=(0, 0.5), cutmix=(0, 256), smoothing=(0, 0.9),
-    iters=(1, 100), temperature=(1e-6, 1e6), min_var=(1e-9, 1e6), gain=(1e-3, 1e3), noise=(0, 1), batch=(1, 65536),
-    epochs=(1, 100_000), lr=(0, 100), momentum=(0, 0.9999), weight_decay=(0, 1), warmup=(0, 100_000), decay=(0, 1),
-    final=(0, 1), ema=(0, 0.999999), save_seconds=(0, math.inf),
+    stretch=(0, 0.9), cutout=(0, 256), cutouts=(1, 16), mixup=(0, 0.5), smoothing=(0, 0.9), iters=(1, 100),
+    temperature=(1e-6, 1e6), min_var=(1e-9, 1e6), gain=(1e-3, 1e3), noise=(0, 1), batch=(1, 65536), epochs=(1, 100_000),
+    lr=(0, 100), momentum=(0, 0.9999), weight_decay=(0, 1), warmup=(0, 100_000), decay=(0, 1), final=(0, 1),
+    ema=(0, 0.999999), save_seconds=(0, math.inf),
 )  # fmt: skip
 PRIOR = ("alpha0", "m0", "kappa0", "psi0", "nu0")
 VB_ONLY = ("activation", "through", "precision", *PRIOR, "learn")
@@ -78,7 +78,6 @@ class Recipe:
     cutout: int = _field(0, "side of a square of training images, anywhere, that is blanked; 0: off")
     cutouts: int = _field(1, "how many such squares")
     mixup: float = _field(0.0, "nll: blend a training image and its label with another's, up to this share; 0: off")
-    cutmix: int = _field(0, "nll: side of a square of training images that is out of another, with its label; 0: off")
 
     network: str = _field("caps", "capsules, or a plain CNN beside them: convolutions in the same fields")
     arch: tuple[int, ...] = _field(
@@ -160,12 +159,12 @@ class Recipe:
             raise ValueError(f"network='cnn' has logits alone: loss_on must be 'logits', got {self.loss_on!r}")
         if self.loss == "spread" and self.loss_on != "activations":
             raise ValueError(f"loss='spread' is of activations, got loss_on={self.loss_on!r}")
-        for field in ("smoothing", "mixup", "cutmix") if self.loss == "spread" else ():
-            if value := getattr(self, field):
-                raise ValueError(f"{field} belongs to loss='nll', got {field}={value} with loss='spread'")
-        for field in ("cutout", "cutmix"):
-            if getattr(self, field) > self.crop:
-                raise ValueError(f"{field} must not be larger than crop={self.crop}, got {getattr(self, field)}")
+        if self.loss == "spread" and self.smoothing:
+            raise ValueError(f"smoothing belongs to loss='nll', got smoothing={self.smoothing} with loss='spread'")
+        if self.loss == "spread" and self.mixup:
+            raise ValueError(f"mixup belongs to loss='nll', got mixup={self.mixup} with loss='spread'")
+        if self.cutout > self.crop:
+            raise ValueError(f"cutout must not be larger than crop={self.crop}, got {self.cutout}")
         if self.schedule == "steps" and not self.milestones:
             raise ValueError("schedule='steps' needs milestones, epochs at which the learning rate falls; got none")
         if list(self.milestones) != sorted(set(self.milestones)) or any(m < 1 for m in self.milestones):

@@ -125,7 +125,7 @@ class View:
             x = (mean + (x - mean) * self._factor(next(draw), self.contrast)).clamp(0, 1)
         x = self._standard(x, images, inside)
         for _ in range(self.cutouts if self.cutout > 0 else 0):
-            x = x * (1 - square(next(draw), next(draw), self.cutout, self.crop))
+            x = x * self._outside_square(next(draw), next(draw))
         return x
 
     def test(self, images: Tensor) -> Tensor:
@@ -208,6 +208,12 @@ class View:
         outside = "border" if self.fill == "edge" else "zeros"
         return F.grid_sample(images.float() / 255, grid, padding_mode=outside, align_corners=False), inside
 
+    def _outside_square(self, u: Tensor, v: Tensor) -> Tensor:
+        """0 in the square, 1 elsewhere: ``n 1 y x``. Its middle is anywhere in the crop."""
+        step = torch.arange(self.crop, device=u.device) + 0.5
+        near = [(step - at[:, None] * self.crop).abs() <= self.cutout / 2 for at in (u, v)]
+        return 1 - (near[0][:, None, :, None] & near[1][:, None, None, :]).float()
+
     def _standard(self, x: Tensor, images: Tensor, inside: Tensor) -> Tensor:
         if self.standardise == "none":
             return x
@@ -224,35 +230,14 @@ class View:
         return (1 + strength * (2 * u - 1))[:, None, None, None]
 
 
-def square(u: Tensor, v: Tensor, side: int, crop: int) -> Tensor:
-    """1 in a square, 0 elsewhere: ``n 1 y x``. Its middle is anywhere in the crop, by uniform numbers ``n``."""
-    step = torch.arange(crop, device=u.device) + 0.5
-    near = [(step - at[:, None] * crop).abs() <= side / 2 for at in (u, v)]
-    return (near[0][:, None, :, None] & near[1][:, None, None, :]).float()
-
-
-def mixup(x: Tensor, label: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-    """Images ``n c y x`` of which each has a ``share`` of its neighbour, and labels ``n classes`` with as much of its.
-
-    Neighbours are blended, two by two: a batch dealt out to processes gives the same, where each has an even number.
+def mixup(x: Tensor, y: Tensor, share: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Images ``n c y x`` of which each has a ``share`` of another's, and what share of a label each then has of each
+    class: ``n classes``. Neighbours are blended, two by two: a batch dealt out to processes gives the same, where each
+    has an even number. A last one without a neighbour stays as it is.
     """
-    other = _other(x, 1)
+    other = (torch.arange(len(y), device=y.device) ^ 1).clamp(max=len(y) - 1)
+    label = F.one_hot(y, classes).to(x.dtype)
     return torch.lerp(x, x[other], share[:, None, None, None]), torch.lerp(label, label[other], share[:, None])
-
-
-def cutmix(x: Tensor, label: Tensor, u: Tensor, v: Tensor, side: int) -> tuple[Tensor, Tensor]:
-    """Images with a square out of another at the same place, and labels with as much of its as it has pixels there.
-
-    The other is the next but one, in fours, so that it is not the one that ``mixup`` blends with.
-    """
-    other, inside = _other(x, 2), square(u, v, side, x.shape[-1])
-    return torch.lerp(x, x[other], inside), torch.lerp(label, label[other], inside.mean((1, 2, 3))[:, None])
-
-
-def _other(x: Tensor, step: int) -> Tensor:
-    """Which image each is mixed with: in pairs (1) or fours (2), or itself where the last of them are not complete."""
-    k = torch.arange(len(x), device=x.device)
-    return torch.where((k ^ step) < len(x), k ^ step, k)
 
 
 def _channels(values: tuple[float, ...], like: Tensor) -> Tensor:
