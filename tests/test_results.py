@@ -24,8 +24,8 @@ from vbcaps.train import fit
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "results"))  # as for `python results/tables.py`
-record, recorded, tables, choices = (
-    importlib.import_module(name) for name in ("record", "recorded", "tables", "choices")
+record, recorded, tables, held_out, choices = (
+    importlib.import_module(name) for name in ("record", "recorded", "tables", "held_out", "choices")
 )
 
 H200 = dict(
@@ -431,7 +431,7 @@ def test_rows_of_choices_become_a_table(house):
         "| `iters=1` | 2.00 | 10.00 | 0.10 | 30 | 40% | 0 | abc1234 |",
     ]
     heads = [line for line in text.splitlines() if line.startswith("##")]
-    assert heads == [tables.HELD_OUT.splitlines()[0], "### smallnorb_fast", "### svhn_fast"]
+    assert heads == [held_out.HELD_OUT.splitlines()[0], "### smallnorb_fast", "### svhn_fast"]
 
 
 def test_choices_are_set_beside_each_other_where_they_are_equally_good_on_familiar_views(house):
@@ -449,9 +449,9 @@ def test_choices_are_set_beside_each_other_where_they_are_equally_good_on_famili
         "| as it is | 23.00 ± 4.24 | 21.00 ± 1.41 |  |  | 2 to 4, 100 | 40% | 0, 1 | abc1234 |",
         "| `zoom=0.2` |  |  |  |  | 0, 100 | 40% | 0 | abc1234 |",
     ]
-    assert tables.NOVEL.splitlines()[0] in text
-    assert tables.novel_at(8, [80, 14, 9, 7], [80, 30, 20, 19]) == 19.5
-    assert tables.novel_at(14, [80, 14, 9, 7], [80, 30, 20, 19]) == 30
+    assert held_out.NOVEL.splitlines()[0] in text
+    assert held_out.novel_at(8, [80, 14, 9, 7], [80, 30, 20, 19]) == 19.5
+    assert held_out.novel_at(14, [80, 14, 9, 7], [80, 30, 20, 19]) == 30
 
 
 def test_check_fails_until_the_tables_are_made(house, capsys):
