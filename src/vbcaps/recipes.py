@@ -222,7 +222,7 @@ TUNED: dict[str, dict[str, Any]] = {
     "smallnorb dynamic": dict(lr=0.003),
     "fashion-mnist": _ADAMW | dict(epochs=60, flip=True, cutout=8),
     "fashion-mnist dynamic": _DYNAMIC,
-    "svhn": _ADAMW | dict(epochs=25),
+    "svhn": _ADAMW | dict(epochs=40, fill="edge", rotate=8, zoom=0.1, stretch=0.1, brightness=0.3, contrast=0.3),
     "svhn dynamic": _DYNAMIC,
     "cifar10": _ADAMW | dict(epochs=50, cutout=8),
     "cifar10 dynamic": _DYNAMIC,
