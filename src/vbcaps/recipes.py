@@ -209,7 +209,7 @@ def default() -> Recipe:
     )  # fmt: skip
 
 
-# What was better on a share of the training set held out (results/README.md): fields of the fast twins by dataset, and
+# What was chosen on a share of the training set held out (results/README.md): fields of the fast twins by dataset, and
 # those of one routing alone. affNIST has Fashion-MNIST's, without its mirrors and squares.
 _ADAMW: dict[str, Any] = dict(
     optimiser="adamw", lr=0.0015, weight_decay=0.2, gain=0.25, activation="paper", loss_on="logits", ema=0.998
