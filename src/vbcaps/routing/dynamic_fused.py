@@ -27,6 +27,8 @@ from vbcaps.routing.passes import (
     op_inputs,
     passes_for,
     poses_first,
+    refuse_gradient,
+    refuse_twice,
     responsibilities,
 )
 
@@ -126,7 +128,10 @@ def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
     ctx.save_for_backward(*tensors, *output[2:])
 
 
-def _backward(ctx: Any, dlogit: Tensor | None, dm: Tensor | None, *others: None) -> tuple[Tensor | None, ...]:
+def _backward(
+    ctx: Any, dlogit: Tensor | None, dm: Tensor | None, dr: Tensor | None, *others: None
+) -> tuple[Tensor | None, ...]:
+    refuse_gradient(dr)
     a, _, W, _, child, *_ = ctx.saved_tensors
     dlogit = a.new_zeros(len(child), W.shape[1], a.shape[1]) if dlogit is None else dlogit.contiguous()
     dm = None if dm is None else dm.contiguous()
@@ -135,6 +140,7 @@ def _backward(ctx: Any, dlogit: Tensor | None, dm: Tensor | None, *others: None)
 
 
 dynamic_route.register_autograd(_backward, setup_context=_save)
+dynamic_route_backward.register_autograd(refuse_twice)
 
 
 def dynamic_routing_fused(
@@ -149,7 +155,8 @@ def dynamic_routing_fused(
 ) -> tuple[Tensor, Tensor, Agreement | None]:
     """``dynamic_routing`` of the votes that ``a: n c``, ``pose: n c p q``, ``W: g j q r`` and ``place: i 2`` make.
 
-    And between its results the poses as ``n l j p r``. The coefficients in the posterior carry no gradient.
+    And between its results the poses as ``n l j p r``. The coefficients in the posterior have no gradient, and
+    say so where one is asked for.
     """
     check_iters(iters)
     check_fusable(a, pose, W)

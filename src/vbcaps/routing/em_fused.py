@@ -23,6 +23,8 @@ from vbcaps.routing.passes import (
     op_inputs,
     passes_for,
     poses_first,
+    refuse_gradient,
+    refuse_twice,
     responsibilities,
 )
 
@@ -128,6 +130,7 @@ def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
 
 
 def _backward(ctx: Any, dlogit: Tensor | None, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    refuse_gradient(grads[2])
     rj = ctx.saved_tensors[-3]
     dlogit = torch.zeros_like(rj[0]) if dlogit is None else dlogit.contiguous()
     dm, dvar = (None if g is None else g.contiguous() for g in grads[:2])
@@ -138,6 +141,7 @@ def _backward(ctx: Any, dlogit: Tensor | None, *grads: Tensor | None) -> tuple[T
 
 
 em_route.register_autograd(_backward, setup_context=_save)
+em_route_backward.register_autograd(refuse_twice)
 
 
 def em_routing_fused(
@@ -158,7 +162,7 @@ def em_routing_fused(
     """``em_routing`` of the votes that ``a: n c``, ``pose: n c p q``, ``W: g j q r`` and ``place: i 2`` make.
 
     And between its results the means as ``n l j p r``; ``posterior=False`` saves the copies of the mixture. The
-    responsibilities in it carry no gradient.
+    responsibilities in it have no gradient, and say so where one is asked for.
     """
     check_iters(iters)
     check_constants(temperature, growth, min_var)

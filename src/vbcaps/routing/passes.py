@@ -158,7 +158,20 @@ def op_inputs(a: Tensor, pose: Tensor, W: Tensor, place: Tensor | None, fields: 
 
 
 def responsibilities(r: Tensor, fields: Fields, J: int, N: int) -> Tensor:
-    """Those of the last iteration, ``n l i j``; none were made where there was one only. They carry no gradient."""
+    """Those of the last iteration, ``n l i j``; none were made where there was one only.
+
+    Kernels have no gradient of them: ``refuse_gradient`` says so where one is asked for. Compiled code asks for all.
+    """
     L, I = fields.child.shape
     last = as_slots(r[-1], I, J, fields.types) if len(r) else r.new_full((), 1 / J)
-    return last.detach().expand(N, L, I, J)
+    return (last.detach() if torch.compiler.is_compiling() else last).expand(N, L, I, J)
+
+
+def refuse_gradient(dr: Tensor | None) -> None:
+    if dr is not None:
+        raise RuntimeError("fused routing has no gradient of its responsibilities; use backend='reference' for it")
+
+
+def refuse_twice(ctx: Any, *grads: Tensor | None) -> None:
+    """The backward pass of a backward pass."""
+    raise RuntimeError("fused routing can be differentiated once only; use backend='reference' for second derivatives")

@@ -57,17 +57,26 @@ def route(
 
 
 def can_fuse(routing: nn.Module, a: Tensor, pose: Tensor, W: Tensor, fields: Fields) -> bool:
-    """Whether kernels cover this call: float32, 4x4 poses, a routing that has them; Triton, or a compiler for a CPU."""
+    """Whether kernels cover this call: float32, 4x4 poses, a routing that has them, an ordinary pass forward and back;
+    Triton, or a compiler for a CPU."""
     if (
         not getattr(routing, "fusable", False)
         or pose.shape[-2:] != (4, 4)
         or not a.dtype == pose.dtype == W.dtype == torch.float32
         or torch.compiler.is_exporting()
+        or transformed()
     ):
         return False
     if a.is_cuda:
         return HAS_TRITON and len(a) <= most_images(W, fields, routing.iters)  # type: ignore[arg-type]
     return a.device.type == "cpu" and not triton_interprets() and why_no_library() is None
+
+
+def transformed() -> bool:
+    """Whether ``torch.func`` or forward-mode differentiation is at work: kernels know ``backward`` alone."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
 def check_backend(backend: str, routing: nn.Module, a: Tensor) -> None:
@@ -76,6 +85,10 @@ def check_backend(backend: str, routing: nn.Module, a: Tensor) -> None:
         return
     if not hasattr(routing, "fused"):
         raise ValueError(f"backend={backend!r} has no kernels for {type(routing).__name__}; use backend='reference'")
+    if transformed():
+        raise ValueError(
+            f"backend={backend!r} has no kernels for torch.func and forward-mode derivatives; use backend='auto'"
+        )
     if backend == "triton" and not (a.is_cuda or triton_interprets()):
         raise ValueError(f"backend='triton' needs a CUDA device, got {a.device}; use backend='auto'")
     if backend == "cpu":

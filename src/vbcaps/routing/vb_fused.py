@@ -24,6 +24,8 @@ from vbcaps.routing.passes import (
     op_inputs,
     passes_for,
     poses_first,
+    refuse_gradient,
+    refuse_twice,
     responsibilities,
 )
 from vbcaps.routing.vb import Posterior
@@ -152,6 +154,7 @@ def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
 
 
 def _backward(ctx: Any, dlogit: Tensor | None, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    refuse_gradient(grads[5])
     *votes_and_priors, _, beta_u, m, r, rj, early_m, S, E_ln_pi, E_lndet = ctx.saved_tensors
     prior = any(ctx.needs_input_grad[7:12])
     dlogit = torch.zeros_like(E_ln_pi) if dlogit is None else dlogit.contiguous()
@@ -167,6 +170,7 @@ def _backward(ctx: Any, dlogit: Tensor | None, *grads: Tensor | None) -> tuple[T
 
 
 vb_route.register_autograd(_backward, setup_context=_save)
+vb_route_backward.register_autograd(refuse_twice)
 
 
 def vb_routing_fused(
@@ -187,7 +191,7 @@ def vb_routing_fused(
     """``vb_routing`` of the votes that ``a: n c``, ``pose: n c p q``, ``W: g j q r`` and ``place: i 2`` make.
 
     And between its results the means as ``n l j p r``; ``posterior=False`` saves the copies of one. The
-    responsibilities in it carry no gradient.
+    responsibilities in it have no gradient, and say so where one is asked for.
     """
     check_fusable(a, pose, W, prior)
     p = prior()
@@ -210,6 +214,7 @@ def vb_routing_fused(
     if not posterior:
         return images_first(logit), means, None
     r = responsibilities(r, fields, W.shape[1], len(a))
+    r = r.detach() if through == "last" else r
     return (
         images_first(logit),
         means,
