@@ -375,7 +375,7 @@ def test_a_field_that_no_child_activates_keeps_the_prior(precision, dtype, iters
     prior = random_prior(1, precision, 3, 4)[0].to(dtype)
     _, q = vb_routing(a, V, child, prior, iters=iters)
     p = prior()
-    psi = torch.linalg.inv(p.inv_Psi0.double()).to(dtype) if precision == "full" else 1 / p.inv_Psi0
+    psi = torch.linalg.inv(p.inv_Psi0.double()) if precision == "full" else 1 / p.inv_Psi0
     for name, value in (("alpha", p.alpha0), ("kappa", p.kappa0), ("nu", p.nu0)):
         assert (getattr(q, name)[:, 1] == value).all(), name
     eps = torch.finfo(dtype).eps
@@ -424,9 +424,26 @@ def test_results_have_the_shapes_and_dtype_of_the_votes(precision, dtype):
     assert q.variance().shape == q.m.shape
     for of_pi, of_parameters in (q.entropy(), q.kl(prior)):
         assert (of_pi.shape, of_parameters.shape) == ((2, 4), (2, 4, 3))
-    everything = (logit, *q, mu, Lambda, q.variance(), *q.entropy(), *q.kl(prior))
+    assert q.psi.dtype == (F64 if q.full else dtype)  # a matrix keeps what its determinant needs
+    everything = (logit, *q._replace(psi=q.m), mu, Lambda, q.variance(), *q.entropy(), *q.kl(prior))
     assert {x.dtype for x in everything} == {dtype}
     assert q.full == (precision == "full")
+
+
+@PRECISIONS
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+@pytest.mark.parametrize("given", [dict(), dict(alpha0=1e4), dict(nu0=1e6)], ids=str)
+def test_entropies_divergences_and_the_bound_of_float32_are_those_of_float64(precision, scale, given):
+    found = []
+    for dtype in (torch.float32, F64):
+        a, V, child = literal.random_problem(2, scale=scale)
+        a, V = a.float().to(dtype), V.float().to(dtype)
+        prior = Prior(dim=4, precision=precision, dtype=dtype, **given)
+        _, q = vb_routing(a, V, child, prior)
+        found.append([*q.entropy(), *q.kl(prior), elbo(a, V, q, prior).total])
+        assert (q.kl(prior)[0] > -1e-6).all()  # of pi: of alphas that differ little from the prior's
+    for single, double in zip(*found, strict=True):
+        torch.testing.assert_close(single.double(), double, rtol=2e-3, atol=2e-3)
 
 
 @PRECISIONS

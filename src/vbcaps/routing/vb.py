@@ -4,7 +4,7 @@ Axes: n image, l parent position, i child slot in a receptive field, j parent ty
 """
 
 import copy
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from vbcaps.routing.fields import Fields, check_iters, check_routing_inputs, sof
 
 ACTIVATIONS = ("released", "paper")
 THROUGH = ("all", "last")
+Values = TypeVar("Values", "Posterior", PriorValues)
 
 
 class Posterior(NamedTuple):
@@ -38,9 +39,9 @@ class Posterior(NamedTuple):
     alpha: Tensor  # n l j    Dirichlet over the types of a field
     m: Tensor  # n l j d      mean
     kappa: Tensor  # n l j    precision scaling of the mean
-    psi: Tensor  # n l j d    Psi_j: the diagonal, or n l j d e the full matrix
+    psi: Tensor  # n l j d    Psi_j: the diagonal, or n l j d e the full matrix, which is float64
     nu: Tensor  # n l j       degrees of freedom
-    r: Tensor  # n l i j      responsibilities that the last update used
+    r: Tensor  # n l i j      responsibilities that the last update used; of kernels without a gradient
 
     @property
     def full(self) -> bool:
@@ -49,25 +50,31 @@ class Posterior(NamedTuple):
     def sample(self) -> tuple[Tensor, Tensor]:
         """One differentiable draw of (mu, Lambda) per parent; Lambda is its diagonal where psi is."""
         draw = sample_gaussian_wishart if self.full else sample_gaussian_gamma
-        return draw(self.m, self.kappa, self.psi, self.nu)
+        mu, Lambda = draw(*(x.to(self.psi.dtype) for x in self[1:5]))
+        return mu.to(self.m.dtype), Lambda.to(self.m.dtype)
 
     def variance(self) -> Tensor:
         """1 / diag(E[Lambda]), n l j d: the paper's sigma^2 of a capsule's pose."""
         psi = self.psi.diagonal(dim1=-2, dim2=-1) if self.full else self.psi
-        return 1 / (self.nu[..., None] * psi)
+        return (1 / (self.nu[..., None] * psi)).to(self.m.dtype)
 
     def entropy(self) -> tuple[Tensor, Tensor]:
         """H[q(pi)] as n l, H[q(mu, Lambda)] as n l j; a diagonal psi is read as Gaussian-Gamma, as in ``kl``."""
         of_parameters = gaussian_wishart_entropy if self.full else gaussian_gamma_entropy
-        return dirichlet_entropy(self.alpha), of_parameters(self.kappa, self.psi, self.nu)
+        q = in_float64(self)
+        return self._rounded(dirichlet_entropy(q.alpha), of_parameters(q.kappa, q.psi, q.nu))
 
     def kl(self, prior: Prior) -> tuple[Tensor, Tensor]:
         """KL to the prior of q(pi) as n l, of q(mu, Lambda) as n l j."""
-        p = prior()
         of_parameters = gaussian_wishart_kl if self.full else gaussian_gamma_kl
-        return dirichlet_kl(self.alpha, p.alpha0), of_parameters(
-            self.m, self.kappa, self.psi, self.nu, p.m0, p.kappa0, p.inv_Psi0, p.nu0
+        q, p = in_float64(self), in_float64(prior())
+        return self._rounded(
+            dirichlet_kl(q.alpha, p.alpha0),
+            of_parameters(q.m, q.kappa, q.psi, q.nu, p.m0, p.kappa0, p.inv_Psi0, p.nu0),
         )
+
+    def _rounded(self, of_pi: Tensor, of_parameters: Tensor) -> tuple[Tensor, Tensor]:
+        return of_pi.to(self.m.dtype), of_parameters.to(self.m.dtype)
 
 
 class ELBO(NamedTuple):
@@ -120,7 +127,7 @@ def vb_routing(
     check_prior(prior, *V.shape[3:])
     p, dtype = prior(), V.dtype
     if prior.precision == "full":  # float32 cannot factorise I + 1e8 x x^T
-        a, V, p = a.double(), V.double(), PriorValues(*(value.double() for value in p))
+        a, V, p = a.double(), V.double(), in_float64(p)
 
     r = torch.full_like(V[..., 0], 1 / V.shape[3])  # n l i j
     for t in range(iters):
@@ -138,7 +145,9 @@ def vb_routing(
     else:
         H = 0.5 * (V.shape[-1] * (1 + LN2PI) - E_lndet)
         logit = beta_a - (E_ln_pi.exp() * H + beta_u)
-    return logit.to(dtype), Posterior(*(value.to(dtype) for value in q))
+    psi = q.psi  # whose determinant float32 cannot keep either
+    q = Posterior(*(value.to(dtype) for value in q))
+    return logit.to(dtype), q._replace(psi=psi) if q.full else q
 
 
 def update_q_parameters(r: Tensor, a: Tensor, V: Tensor, p: PriorValues, precision: str) -> Posterior:
@@ -185,8 +194,11 @@ def elbo(a: Tensor, V: Tensor, q: Posterior, prior: Prior) -> ELBO:
     """The evidence lower bound that routing climbs.
 
     It is a bound from the second iteration on: the first responsibilities, 1/d_j, sum to one only for a child that
-    a single field sees. For ``precision="wishart"`` it need not climb: that rule mixes two models.
+    a single field sees. For ``precision="wishart"`` it need not climb: that rule mixes two models. Its gradient goes
+    through the responsibilities, too, which takes ``backend="reference"``.
     """
+    dtype = V.dtype
+    a, V, q = a.double(), V.double(), in_float64(q)
     E_lndet = expected_logdet(q, prior.precision)
     ln_p = 0.5 * (E_lndet[:, :, None] - V.shape[-1] * LN2PI - expected_mahalanobis(V, q))
     R = a[..., None] * q.r
@@ -195,7 +207,13 @@ def elbo(a: Tensor, V: Tensor, q: Posterior, prior: Prior) -> ELBO:
     responsibility = -(a[..., None] * torch.xlogy(q.r, q.r)).sum((1, 2, 3))
     kl_pi, kl_parameters = (kl.flatten(1).sum(1) for kl in q.kl(prior))
     total = likelihood + assignment + responsibility - kl_pi - kl_parameters
-    return ELBO(total, likelihood, assignment, responsibility, kl_pi, kl_parameters)
+    terms = (total, likelihood, assignment, responsibility, kl_pi, kl_parameters)
+    return ELBO(*(term.to(dtype) for term in terms))
+
+
+def in_float64(values: Values) -> Values:
+    """Differences of large numbers, as entropies and divergences are, do not survive float32."""
+    return type(values)(*(value.double() for value in values))
 
 
 def check_through(through: str) -> None:
