@@ -217,6 +217,8 @@ def test_seeds_are_named_and_averaged(few):
     assert "seed 3 epoch 1/1" in said
     assert "over 2 seeds" in said
     assert "finished" in run("train", "--resume", "both", "--seeds", 2)
+    assert "has a folder for each seed: resume them with --seeds" in run("train", "--resume", "both", code=1)
+    assert sorted(path.name for path in Path("both").iterdir()) == ["seed3", "seed4"]
 
 
 def test_a_validation_share_leaves_the_test_set_alone_and_its_best_weights_are_used(few):
@@ -267,8 +269,8 @@ def test_interrupted_seeds_are_counted_in_what_it_says(few, monkeypatch):
         raise Interrupted(signal.SIGTERM, Path("out/seed0"))
 
     monkeypatch.setattr("vbcaps.train.fit", fit)
-    said = run("train", "--data", few, "--seeds", 3, "--out", "out", "--device", "cpu", code=143)
-    assert said.endswith("vbcaps train --resume out --seeds 3")
+    said = run("train", "--data", few, "--seeds", 3, "--out", "my runs", "--device", "cpu", code=143)
+    assert said.endswith("vbcaps train --resume 'my runs' --seeds 3")
 
 
 def test_resume_goes_on(few):
@@ -303,6 +305,7 @@ def test_resume_goes_on(few):
         ("--learn alpha", "did you mean 'alpha0'?"),
         ("--batch 0", "batch must lie from 1"),
         ("--routing em --alpha0 2", "alpha0 belongs to routing='vb'"),
+        ("--dataset photos/mine", "own images is given as data"),
         ("--schedule steps", "milestones"),
         ("--seeds 0", "--seeds"),
         ("--device tpu", "device must be auto, cpu, cuda"),

@@ -280,3 +280,89 @@ def test_several_seeds_are_the_runs_of_each(tmp_path, tiny_data, finished):
     (tmp_path / "seed1").rename(tmp_path / "kept")  # as if it had ended before the second began
     fit(recipe, tmp_path, device="cpu", seeds=2, resume=True)
     assert_same_run(tmp_path / "kept", tmp_path / "seed1")
+
+
+def test_a_folder_of_seeds_is_not_resumed_as_one_run(tmp_path, tiny_data):
+    fit(tiny.recipe(epochs=1), tmp_path, device="cpu", seeds=2)
+    with pytest.raises(RunError, match="has a folder for each seed: resume them with --seeds"):
+        fit(tiny.recipe(epochs=1), tmp_path, device="cpu", resume=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["seed0", "seed1"]
+
+
+def test_a_folder_belongs_to_one_run_at_a_time(tmp_path, tiny_data, finished):
+    folder = half_way(finished, tmp_path)
+    held = run.lock(folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(RunError, match="is in use by another run: wait for its end, or choose another folder"):
+        fit(tiny.recipe(epochs=1), folder, device="cpu", resume=True)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    os.close(held)
+    other = [fit(tiny.recipe(epochs=1), folder, device="cpu", resume=True)]
+    os.close(run.lock(folder))  # free again
+    assert other[0][0].test is not None
+
+
+def test_a_run_that_fails_lets_go_of_its_folder(tmp_path, tiny_data):
+    def fail(event: Event) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fit(tiny.recipe(epochs=1), tmp_path, device="cpu", on_event=fail)
+    os.close(run.lock(tmp_path))
+
+
+def test_two_runs_begun_at_once_do_not_share_a_folder(tmp_path, tiny_data):
+    """Both find it empty; the second is refused when the first has opened it."""
+
+    def again(event: Event) -> None:
+        if event.kind == "start":
+            with pytest.raises(RunError, match=r"already holds a run|in use by another run"):
+                fit(tiny.recipe(epochs=1, lr=0.1), tmp_path, device="cpu")
+
+    fit(tiny.recipe(epochs=1), tmp_path, device="cpu", on_event=again)
+    assert run.read_recipe(tmp_path).lr == tiny.recipe().lr
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("result.json", "", r"result.json is damaged \(.*\): remove it, and resume, to test again"),
+        ("result.json", "{}", r"result.json is damaged \('test'\): remove it"),
+        ("result.json", "[]", "result.json is damaged"),
+        ("recipe.json", "[]", r"cannot read .*recipe.json: it has no fields"),
+        ("recipe.json", "3", r"cannot read .*recipe.json: it has no fields"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path, tiny_data, finished, name, content, message):
+    folder = half_way(finished, tmp_path)
+    (folder / name).write_text(content)
+    with pytest.raises(RunError, match=message):
+        fit(tiny.recipe(epochs=1), folder, device="cpu", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(rows=None), "state.safetensors is damaged: its header has no 'rows'"),
+        (dict(recipe=None), "state.safetensors is damaged: its header has no 'recipe'"),
+        (dict(epoch=99), "state.safetensors is damaged: it stands at epoch 99, step 0, with 1 rows"),
+        (dict(step=-1), "state.safetensors is damaged: it stands at epoch 1, step -1"),
+    ],
+)
+def test_a_damaged_position_is_an_error(tmp_path, tiny_data, finished, change, message):
+    folder = half_way(finished, tmp_path)
+    path = folder / "state.safetensors"
+    tensors, state = run.unpack(path.read_bytes(), "state")
+    state = {key: value for key, value in (state | change).items() if value is not None or key not in change}
+    path.write_bytes(run.pack(tensors, state))
+    with pytest.raises(RunError, match=message):
+        fit(tiny.recipe(epochs=1), folder, device="cpu", resume=True)
+
+
+def test_best_weights_that_are_gone_are_missed(tmp_path, tiny_data):
+    recipe = tiny.recipe(epochs=1, validation=0.25)
+    fit(recipe, tmp_path, device="cpu")
+    for name in ("result.json", "best.safetensors"):
+        (tmp_path / name).unlink()
+    with pytest.raises(RunError, match=r"best\.safetensors is missing"):
+        fit(recipe, tmp_path, device="cpu", resume=True)

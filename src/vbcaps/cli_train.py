@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -69,7 +70,7 @@ def train(
                     on_event=display,
                 )
         except Interrupted as stop:
-            again = f"vbcaps train --resume {folder}" + (f" --seeds {seeds}" if seeds > 1 else "")
+            again = f"vbcaps train --resume {shlex.quote(str(folder))}" + (f" --seeds {seeds}" if seeds > 1 else "")
             complain(f"interrupted; what was done is saved. Go on with: {again}")
             raise typer.Exit(stop.code) from None
         if os.environ.get("RANK", "0") == "0":

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +97,7 @@ class Record:
         self.recipe, self.folder, self.data, self.learner, self.group = recipe, folder, data, learner, learner.group
         self.device = data.train.labels.device
         self.writer = run.Writer()
+        self.held: int | None = None  # the folder, while this run is open
         self.rows: list[dict[str, Any]] = []
         self.best: dict[str, Any] | None = None  # the row with the lowest validation error
         self.seconds = self.epoch_seconds = 0.0  # before this process: of the run, of training in the present epoch
@@ -119,6 +121,8 @@ class Record:
         if self.group.writes:
             size = len(run.pack(self.learner.tensors(), {}))
             run.check_writable(self.folder, 4 * size)  # state, last, best, and the one being written
+            self.held = run.lock(self.folder)
+            check_folder(self.recipe, self.folder, resume)  # again: another run may have ended meanwhile
         if resume and self.has("state.safetensors"):
             self.load()
         else:
@@ -142,16 +146,22 @@ class Record:
         tensors, state = run.unpack(self.group.read(path, self.device), str(path))
         if state.get("format") != run.STATE:
             raise RunError(f"{path} is not the state of a run")
-        run.check_same(state["recipe"], self.recipe, self.folder)
-        if state["data"] != self.data.sum:
+        try:
+            recipe, images, epoch, step = (state[key] for key in ("recipe", "data", "epoch", "step"))
+            self.rows, self.best = state["rows"], state["best"]
+            self.seconds, self.epoch_seconds = state["seconds"], state["epoch_seconds"]
+        except KeyError as error:
+            raise RunError(f"{path} is damaged: its header has no {error}") from error
+        run.check_same(recipe, self.recipe, self.folder)
+        if images != self.data.sum:
             raise RunError(f"{self.folder} was trained on other images than are there now ({self.data.source})")
+        if len(self.rows) != epoch or not (0 <= epoch <= self.recipe.epochs and 0 <= step <= self.learner.steps):
+            raise RunError(f"{path} is damaged: it stands at epoch {epoch}, step {step}, with {len(self.rows)} rows")
         run.put(self.learner.tensors(), tensors, str(path))
         self.learner.bad.fill_(NEVER)
         if not self.group.writes:
             self.learner.sums.zero_()  # the first process has those of all
-        self.learner.epoch, self.learner.step = state["epoch"], state["step"]
-        self.rows, self.best = state["rows"], state["best"]
-        self.seconds, self.epoch_seconds = state["seconds"], state["epoch_seconds"]
+        self.learner.epoch, self.learner.step = epoch, step
 
     def save(self) -> None:
         """The state as it is now; it may be on the disk only after ``wait``."""
@@ -162,6 +172,15 @@ class Record:
 
     def wait(self) -> None:
         self.writer.wait()
+
+    def close(self) -> None:
+        """However it ended: what it saved is on the disk, and another run may have the folder."""
+        try:
+            self.wait()
+        finally:
+            if self.held is not None:
+                os.close(self.held)
+                self.held = None
 
     def pack_state(self) -> bytes:
         """All that is needed to go on, in one file that is replaced in one step."""
@@ -217,6 +236,8 @@ class Record:
         if self.best is None:
             return "last.safetensors"
         path = self.folder / "best.safetensors"
+        if not self.has(path.name):
+            raise RunError(f"{path} is missing, and with it the weights that were best in validation")
         run.put(
             self.learner.weights.state_dict(), run.unpack(self.group.read(path, self.device), str(path))[0], str(path)
         )
@@ -246,12 +267,15 @@ class Record:
 
     def read_result(self) -> Result:
         path = self.folder / "result.json"
-        fields = json.loads(self.group.read(path, self.device))
-        for part in ("test", "familiar"):
-            if fields[part] is not None:
-                fields[part] = Evaluation.from_json(fields[part])
-        fields |= dict(folder=self.folder, recipe=self.recipe, weights=self.folder / fields["weights"])
-        return Result(**fields)
+        try:
+            fields = json.loads(self.group.read(path, self.device))
+            for part in ("test", "familiar"):
+                if fields[part] is not None:
+                    fields[part] = Evaluation.from_json(fields[part])
+            fields |= dict(folder=self.folder, recipe=self.recipe, weights=self.folder / fields["weights"])
+            return Result(**fields)
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{path} is damaged ({error}): remove it, and resume, to test again") from error
 
     @property
     def steps_done(self) -> int:

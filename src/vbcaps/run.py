@@ -26,6 +26,11 @@ import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
+try:
+    import fcntl
+except ImportError:  # Windows: folders are not locked there
+    fcntl = None  # type: ignore[assignment]
+
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as parse_tensors
@@ -99,13 +104,31 @@ def write_json(path: Path, content: Any) -> None:
     write(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except FileNotFoundError:
         raise RunError(f"there is no {path}: not the folder of a run") from None
     except (OSError, ValueError) as error:
         raise RunError(f"cannot read {path}: {error}") from error
+    if not isinstance(content, dict):
+        raise RunError(f"cannot read {path}: it has no fields")
+    return content
+
+
+def lock(folder: Path) -> int | None:
+    """Keep every other run out of the folder until what this returns is closed, or the process ends."""
+    if fcntl is None:
+        return None
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(held)
+        raise RunError(f"{folder} is in use by another run: wait for its end, or choose another folder") from None
+    except OSError:  # a file system that has no locks
+        pass
+    return held
 
 
 def check_writable(folder: Path, size: int) -> None:
@@ -128,7 +151,7 @@ def check_writable(folder: Path, size: int) -> None:
 def read_recipe(folder: Path) -> Recipe:
     try:
         return Recipe.from_json(read_json(Path(folder) / "recipe.json"))
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise RunError(f"{folder}/recipe.json: {error}") from error
 
 
@@ -179,9 +202,12 @@ def unpack(content: bytes, what: str) -> tuple[dict[str, Tensor], dict[str, Any]
     try:
         tensors = parse_tensors(content)
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        return tensors, json.loads(header.get("__metadata__", {}).get("vbcaps", "{}"))
+        about = json.loads(header.get("__metadata__", {}).get("vbcaps", "{}"))
     except (SafetensorError, ValueError, KeyError) as error:
         raise RunError(f"{what} is damaged or no safetensors file: {error}") from error
+    if not isinstance(about, dict):
+        raise RunError(f"{what} is damaged: its header has no fields")
+    return tensors, about
 
 
 def fingerprint(*splits: Split | None) -> str:

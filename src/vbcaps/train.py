@@ -76,6 +76,8 @@ def fit(
     if group.writes:
         if resume and not out.is_dir():
             raise RunError(f"there is no run to resume in {out}")
+        if resume and seeds == 1 and not (out / "recipe.json").exists() and list(out.glob("seed*/recipe.json")):
+            raise RunError(f"{out} has a folder for each seed: resume them with --seeds (seeds=), or one by its folder")
         for r, folder in zip(recipes, folders, strict=True):
             check_folder(r, folder, resume)
     data = prepare(recipe, data_folder, place)
@@ -128,7 +130,7 @@ def train(
     try:
         return (yield from loop(learner, record, resume, tensorboard, stop, send))
     finally:
-        record.wait()  # however it ended, what it saved is on the disk
+        record.close()
         learner.part()
 
 
