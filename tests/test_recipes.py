@@ -9,7 +9,8 @@ import pytest
 
 from vbcaps import layers, losses, models, prior
 from vbcaps.cli import ABOUT
-from vbcaps.data import augment, splits
+from vbcaps.data import augment, catalogue, splits
+from vbcaps.flags import changed
 from vbcaps.recipe import CHOICES, RANGES, Recipe, field_types
 from vbcaps.recipes import FAMILIAR, PAPER, PARAMETERS, RECIPES, TUNED, fast, paper, parameters, recipe
 from vbcaps.routing import ROUTINGS, EMRouting, route, vb
@@ -34,10 +35,19 @@ def test_the_choices_are_those_of_the_modules_that_know_them():
         stem=models.STEMS, routing=tuple(ROUTINGS), activation=vb.ACTIVATIONS, through=vb.THROUGH,
         precision=prior.PRECISIONS, learn=prior.NAMES, init=layers.INITS, backend=route.BACKENDS, loss_on=losses.NLL_ON,
         standardise=augment.STANDARDISE, fill=augment.FILL, viewpoint=tuple(sorted(splits.FAMILIAR)),
-        hold_out=splits.HELD,
+        hold_out=splits.HELD, dataset=catalogue.DATASETS,
     )  # fmt: skip
     assert {field: CHOICES[field] for field in theirs} == theirs
     assert RANGES["crop"] == (models.IMAGE_SIZES[0], models.IMAGE_SIZES[-1])
+
+
+def test_another_routing_or_network_leaves_the_fields_behind_that_are_not_for_it():
+    em, cnn = changed("smallnorb_fast", dict(routing="em")), changed("affnist_fast", dict(network="cnn"))
+    assert replace(em, name="smallnorb_em_fast") == recipe("smallnorb_em_fast")
+    assert replace(cnn, name="affnist_cnn_fast", arch=(64, 64, 72, 72)) == recipe("affnist_cnn_fast")
+    kept = changed("smallnorb_fast", dict(routing="vb", activation="released"))
+    assert kept == replace(recipe("smallnorb_fast"), activation="released")
+    assert changed("default", dict(network="cnn")).loss_on == "logits"
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
-from vbcaps.recipe import CHOICES, Recipe, field_types, nearest
+from vbcaps.recipe import CAPS_ONLY, CHOICES, EM_ONLY, VB_ONLY, Recipe, field_types, nearest
 from vbcaps.recipes import RECIPES
 
 NOT_FLAGS = ("name",)  # it is the argument RECIPE
@@ -46,10 +46,22 @@ def changed(name: str, fields: dict[str, Any]) -> Recipe:
         raise typer.BadParameter(
             f"there is no recipe {name!r}{nearest(name, RECIPES)} (`vbcaps recipes` lists them)", param_hint="RECIPE"
         )
+    recipe = RECIPES[name]()
     try:
-        return dataclasses.replace(RECIPES[name](), **fields)
+        return dataclasses.replace(recipe, **_left_behind(recipe, fields) | fields)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint=f"recipe '{name}'") from error
+
+
+def _left_behind(recipe: Recipe, fields: dict[str, Any]) -> dict[str, Any]:
+    """With another network or routing, the recipe's fields that are not for it, back at their defaults."""
+    if "network" not in fields and "routing" not in fields:
+        return {}
+    if fields.get("network", recipe.network) == "cnn":
+        return {field: getattr(Recipe, field) for field in CAPS_ONLY} | dict(loss_on="logits")
+    routing = fields.get("routing", recipe.routing)
+    of_others = (VB_ONLY if routing != "vb" else ()) + (EM_ONLY if routing != "em" else ())
+    return {field: getattr(Recipe, field) for field in of_others}
 
 
 def _flag(field: dataclasses.Field, kind: Any, group: str) -> inspect.Parameter:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # PyTorch takes seconds to import, and a recipe can be listed
 
 # A test holds these words to the modules that give them a meaning.
 CHOICES: dict[str, tuple[str, ...]] = dict(
+    dataset=("sample", "smallnorb", "fashion-mnist", "mnist", "affnist", "svhn", "cifar10"),
     network=("caps", "cnn"), stem=("conv", "residual"), routing=("vb", "em", "dynamic"),
     activation=("released", "paper"), through=("all", "last"), precision=("gamma", "wishart", "full"),
     learn=("alpha0", "m0", "kappa0", "Psi0", "nu0"), init=("glorot", "identity"),
@@ -51,7 +52,7 @@ class Recipe:
 
     name: str = _field("custom", "what the run is called")
 
-    dataset: str = _field("smallnorb", "which dataset: see `vbcaps data`")
+    dataset: str = _field("smallnorb", "which dataset")
     data: str | None = _field(None, "a folder of your own images, one folder for each class, in place of the dataset")
     image_size: int | None = _field(
         None, "side to which images are resized first; not given: 48 for smallNORB, the crop for your own"
@@ -130,7 +131,10 @@ class Recipe:
             value = getattr(self, field)
             for one in value if isinstance(value, tuple) else [] if value is None else [value]:
                 if one not in allowed:
-                    raise ValueError(f"{field} must be one of {allowed}, got {one!r}{nearest(one, allowed)}")
+                    hint = nearest(one, allowed)
+                    if field == "dataset":
+                        hint = hint or "; a folder of your own images is given as data"
+                    raise ValueError(f"{field} must be one of {allowed}, got {one!r}{hint}")
         for field, (low, high) in RANGES.items():
             value = getattr(self, field)
             if value is not None and not low <= value <= high:
