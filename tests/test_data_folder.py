@@ -117,9 +117,10 @@ def test_one_bit_and_cmyk(tmp_path):
     assert red[0] > 200 > 60 > red[1:].max()
 
 
-def test_floating_point_is_refused(tmp_path):
-    Image.fromarray(np.ones((4, 4), np.float32)).save(tmp_path / "f.tif")
-    with pytest.raises(DataError, match=r"f\.tif: floating-point"):
+@pytest.mark.parametrize("kind", [np.float32, np.int32])
+def test_pixels_of_32_bits_are_refused(tmp_path, kind):
+    Image.fromarray(np.full((4, 4), 200, kind)).save(tmp_path / "f.tif")
+    with pytest.raises(DataError, match=r"f\.tif: pixels of 32 bits have no agreed range"):
         read_image(tmp_path / "f.tif", 4, 1)
 
 

@@ -1,5 +1,7 @@
 """EM routing: the printed procedure, gradients, extremes, and the collapse of variance that VB does not share."""
 
+import math
+
 import literal
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ import torch
 
 from vbcaps import Prior
 from vbcaps.routing import EMRouting, em_routing, vb_routing
+from vbcaps.routing.em import LEAST_VAR
 from vbcaps.routing.vb import update_q_parameters
 
 F64 = torch.float64
@@ -117,6 +120,19 @@ def test_a_parent_that_comes_to_own_one_child_collapses_under_em_and_not_under_v
     assert (same.variance()[0, 0, 1] > 0.1).all()
 
 
+def test_a_variance_too_small_for_float32_is_refused():
+    a, V, child = literal.random_problem(3, dtype=torch.float32)
+    a, V = 0 * a, V.requires_grad_()
+    logit, q = em_routing(a, V, child, min_var=LEAST_VAR)
+    (logit.sum() + q.m.sum() + q.var.log().sum()).backward()
+    assert V.grad.isfinite().all()
+    for wrong in (LEAST_VAR / 2, 0.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="min_var must be a number of at least 1e-12"):
+            em_routing(a, V, child, min_var=wrong)
+        with pytest.raises(ValueError, match="min_var must be a number of at least 1e-12"):
+            EMRouting(3, 4, min_var=wrong)
+
+
 # --- the module -------------------------------------------------------------------------------------------------
 
 
@@ -142,8 +158,8 @@ def test_module_is_the_function_with_its_own_parameters():
         (dict(temperature=float("nan")), "temperature must lie between"),
         (dict(growth=0.0), "growth must lie between"),
         (dict(growth=1.0), "growth must lie between"),
-        (dict(min_var=0.0), "min_var must lie between"),
-        (dict(min_var=-1e-4), "min_var must lie between"),
+        (dict(min_var=0.0), "min_var must be a number of at least"),
+        (dict(min_var=-1e-4), "min_var must be a number of at least"),
         (dict(iters=0), "iters must be"),
     ],
 )

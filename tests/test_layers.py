@@ -371,8 +371,11 @@ def test_gradients_reach_activations_poses_and_weights(a_dtype):
         (dict(padding=-1), ValueError, "padding must be a whole number of at least 0, or a pair of them, got -1"),
         (dict(padding=(0, 3)), ValueError, "padding must be below kernel (3, 3), got (0, 3)"),
         (dict(init="zeros"), ValueError, "init must be one of ('glorot', 'identity'), got 'zeros'"),
-        (dict(init="identity", noise=-0.1), ValueError, "noise must not be negative, got -0.1"),
-        (dict(gain=0.0), ValueError, "gain must be above 0, got 0.0"),
+        (dict(init="identity", noise=-0.1), ValueError, "noise must be a number of at least 0, got -0.1"),
+        (dict(init="identity", noise=math.nan), ValueError, "noise must be a number of at least 0, got nan"),
+        (dict(gain=0.0), ValueError, "gain must be a number above 0, got 0.0"),
+        (dict(gain=math.nan), ValueError, "gain must be a number above 0, got nan"),
+        (dict(gain=math.inf), ValueError, "gain must be a number above 0, got inf"),
         (dict(routing="svd"), ValueError, "routing must be one of ('vb', 'em', 'dynamic'), got 'svd'"),
         (dict(routing_options=dict(iters=0)), ValueError, "iters must be a whole number of at least 1, got 0"),
         (
@@ -400,6 +403,7 @@ def test_conv_caps_refuse_bad_arguments(options, error, message):
         ((1, 4, 4, 3), (1, 4, 4, 3, 4, 4), ValueError, "a must have shape (n, h, w, 2), got (1, 4, 4, 3)"),
         ((1, 4, 4, 2), (1, 4, 4, 2, 3, 3), ValueError, "pose must have shape (1, 4, 4, 2, 4, 4) to go with a"),
         ((1, 4, 4, 2), (2, 4, 4, 2, 4, 4), ValueError, "pose must have shape (1, 4, 4, 2, 4, 4) to go with a"),
+        ((0, 4, 4, 2), (0, 4, 4, 2, 4, 4), ValueError, "no capsules in a: its shape is (0, 4, 4, 2)"),
     ],
 )
 @pytest.mark.parametrize("kind", [ConvCaps, ClassCaps])
@@ -414,6 +418,22 @@ def test_capsule_layers_refuse_integers_and_maps_below_the_kernel():
         ConvCaps(2, 3)(a, pose)
     with pytest.raises(TypeError, match=r"a and pose must be floating point, got torch.int64 and torch.float32"):
         ClassCaps(2, 3)(a.long(), pose)
+
+
+@pytest.mark.parametrize("kind", [ConvCaps, ClassCaps])
+def test_capsule_layers_refuse_weights_of_another_type(kind):
+    a, pose = capsules(1, 4, 4, 2, 4, dtype=torch.float32)
+    wrong = ((kind(2, 3).half(), a, pose), (kind(2, 3), a.double(), pose.double()), (kind(2, 3), a.double(), pose))
+    for layer, *inputs in wrong:
+        with pytest.raises(TypeError, match=r"the weights torch.float\d+: all must be float32, or all float64"):
+            layer(*inputs)
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_shapes_can_be_had_without_memory(routing):
+    layer = ConvCaps(2, 3, routing=routing).to("meta")
+    out = layer(*(x.to("meta") for x in capsules(5, 4, 4, 2, 4, dtype=torch.float32)))
+    assert (out.logits.shape, out.poses.shape) == ((5, 2, 2, 3), (5, 2, 2, 3, 4, 4))
 
 
 @pytest.mark.parametrize("shape", [(6, 4, 4), (1, 5, 4, 4)])

@@ -6,6 +6,7 @@ Axes: n image, l parent position, i child slot in a receptive field, j parent ty
 import inspect
 import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -142,12 +143,12 @@ class ConvCaps(nn.Module):
     def reset_parameters(self) -> None:
         if self.init == "glorot":
             fan = math.prod(self.kernel) * self.pose**2 * (self.in_caps + self.out_caps)
-            if self.gain <= 0:
-                raise ValueError(f"gain must be above 0, got {self.gain}")
+            if not 0 < self.gain < math.inf:
+                raise ValueError(f"gain must be a number above 0, got {self.gain}")
             self.weight.uniform_(-math.sqrt(6 / fan), math.sqrt(6 / fan)).mul_(self.gain)
         elif self.init == "identity":
-            if self.noise < 0:
-                raise ValueError(f"noise must not be negative, got {self.noise}")
+            if not 0 <= self.noise < math.inf:
+                raise ValueError(f"noise must be a number of at least 0, got {self.noise}")
             eye = torch.eye(self.pose, dtype=self.weight.dtype, device=self.weight.device)
             self.weight.uniform_(0, self.noise).mul_(1 - eye).add_(eye)
         else:
@@ -166,7 +167,7 @@ class ConvCaps(nn.Module):
         """``posterior=False`` leaves it out: on a GPU it is copies that not everyone needs."""
         _check_capsules(a, pose, self.in_caps, self.pose)
         rows, cols = self.output_size(a.shape[1], a.shape[2])
-        with torch.autocast(a.device.type, enabled=False):
+        with without_autocast(a.device):
             a, pose = at_least_float32(a), at_least_float32(pose)
             if any(self.padding):
                 top, left = self.padding
@@ -179,6 +180,11 @@ class ConvCaps(nn.Module):
         self, a: Tensor, pose: Tensor, fields: Fields, place: Tensor | None, size: tuple[int, int], posterior: bool
     ) -> Capsules:
         n, p = a.shape[0], self.pose
+        if not a.dtype == pose.dtype == self.weight.dtype:
+            raise TypeError(
+                f"a and pose are {a.dtype} and {pose.dtype}, the weights {self.weight.dtype}: all must be float32, or "
+                "all float64; for less use torch.autocast"
+            )
         a, pose, W = a.reshape(n, -1), pose.reshape(n, -1, p, p), self.weight.flatten(0, 2)
         logit, m, q = route(self.routing, a, pose, W, fields, place, self.backend, posterior)
         logit = self.norm(self.norm_a, logit[..., None])[..., 0].unflatten(1, size)
@@ -214,7 +220,7 @@ class ClassCaps(ConvCaps):
     def forward(self, a: Tensor, pose: Tensor, posterior: bool = True) -> Capsules:  # n h w c, n h w c p p
         _check_capsules(a, pose, self.in_caps, self.pose)
         h, w = a.shape[1:3]
-        with torch.autocast(a.device.type, enabled=False):
+        with without_autocast(a.device):
             a, pose = at_least_float32(a), at_least_float32(pose)
             fields = conv_fields(h, w, self.in_caps, (h, w), (1, 1), a.device)  # one, that sees every child
             return self.route(a, pose, fields, places(h, w, self.in_caps, pose.dtype, a.device), (1, 1), posterior)
@@ -239,8 +245,14 @@ def images_last(x: Tensor) -> Tensor:  # n h w c, or n h w c p p
     return x.permute(1, 2, 3, 4, 0, 5).contiguous().permute(4, 0, 1, 2, 3, 5)
 
 
+def without_autocast(device: torch.device) -> AbstractContextManager:
+    """Routing's sums of squares do not survive 8 bits; a device like "meta" has no autocast."""
+    known = torch.amp.is_autocast_available(device.type)
+    return torch.autocast(device.type, enabled=False) if known else nullcontext()
+
+
 def at_least_float32(x: Tensor) -> Tensor:
-    """Routing under autocast stays in float32: its sums of squares do not survive 8 bits."""
+    """Under autocast, what comes from other layers."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
@@ -249,6 +261,8 @@ def _check_capsules(a: Tensor, pose: Tensor, types: int, p: int) -> None:
         raise ValueError(f"a must have shape (n, h, w, {types}), got {tuple(a.shape)}")
     if pose.shape != (*a.shape, p, p):
         raise ValueError(f"pose must have shape {(*a.shape, p, p)} to go with a, got {tuple(pose.shape)}")
+    if a.numel() == 0:
+        raise ValueError(f"there are no capsules in a: its shape is {tuple(a.shape)}")
     if not a.is_floating_point() or not pose.is_floating_point():
         raise TypeError(f"a and pose must be floating point, got {a.dtype} and {pose.dtype}")
 

@@ -52,10 +52,10 @@ def read_image(path: Path, size: int, channels: int) -> Tensor:
     try:
         with Image.open(path) as file:
             image = ImageOps.exif_transpose(file)
+            if image.mode == "F" or (image.mode == "I" and file.format == "TIFF"):
+                raise DataError(f"{path}: pixels of 32 bits have no agreed range: save it with 8 or 16 bits")
             if image.mode.startswith("I"):  # 16 bits of grey, which Pillow's own conversion would clip
                 image = Image.fromarray((np.clip(np.asarray(image), 0, 65535) // 257).astype(np.uint8))
-            if image.mode == "F":
-                raise DataError(f"{path}: floating-point pixels have no agreed range: save it with 8 or 16 bits")
             if image.has_transparency_data:
                 image = image.convert("RGBA")
                 image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from vbcaps.distributions import LN2PI
 from vbcaps.routing.fields import Fields, check_iters, check_routing_inputs, softmax_over_parents
 
+LEAST_VAR = 1e-12  # its gradients are finite in float32
+
 
 class Mixture(NamedTuple):
     """Point estimates of each parent's Gaussian when routing ends."""
@@ -39,7 +41,7 @@ def em_routing(
 
     The inverse temperature of iteration t = 1, 2, ... is ``temperature (1 - growth^t)``, the authors' schedule.
     ``min_var`` is added to every variance: without it a parent that owns one child has none, and its likelihood has
-    no bound. With a small one, as 1e-4, a network hardly learns (results/NOTES.md); 0.1 is about what VB's prior, which
+    no bound. With a small one, as 1e-4, a network learns slowly (results/NOTES.md); 0.1 is about what VB's prior, which
     needs no such constant, comes to.
     """
     children = check_routing_inputs(a, V, child, children, iters)
@@ -65,13 +67,11 @@ def em_routing(
 
 
 def check_constants(temperature: float, growth: float, min_var: float) -> None:
-    for name, value, high in (
-        ("temperature", temperature, math.inf),
-        ("growth", growth, 1),
-        ("min_var", min_var, math.inf),
-    ):
+    for name, value, high in (("temperature", temperature, math.inf), ("growth", growth, 1)):
         if not 0 < value < high:
             raise ValueError(f"{name} must lie between 0 and {high}, both excluded, got {value}")
+    if not LEAST_VAR <= min_var < math.inf:
+        raise ValueError(f"min_var must be a number of at least {LEAST_VAR:g}, got {min_var}")
 
 
 class EMRouting(nn.Module):
