@@ -129,7 +129,19 @@ def test_eval_gives_what_the_run_recorded_and_draws_it(trained):
         assert f"{name} 12" in said
     assert Path("c.png").exists()
     assert "95% interval" in run("eval", folder / "last.safetensors", "--crops", 5)
-    assert "36 images" in run("eval", folder, "--data", images)
+    assert "36 images" in run("eval", folder, "--data", images)  # what was held out of its own
+
+
+def test_eval_takes_all_images_that_it_was_not_trained_on(trained):
+    images, folder, _ = trained
+    for name, count in zip(SHAPES, (3, 1, 2), strict=True):
+        files = sorted((images / name).iterdir())[:count]
+        for part in ("some", "parts/train", "parts/test"):
+            (Path(part) / name).mkdir(parents=True)
+            for file in files if part != "parts/test" else files[:1]:
+                shutil.copy(file, Path(part) / name)
+    assert "6 images" in run("eval", folder, "--data", "some")
+    assert "3 images" in run("eval", folder, "--data", "parts")
 
 
 def test_eval_records_several_crops_beside_the_result(trained, tmp_path):

@@ -74,7 +74,12 @@ def evaluate_weights(
     weights: Annotated[Path, typer.Argument(help="a weights file, the folder of a run, or a name as smallnorb")],
     crops: Annotated[int, typer.Option(metavar="INT", help="average over 1, 5 or a square number of crops")] = 1,
     data: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="test on your own images, one folder for each class")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="test on your own images, one folder for each class: on all of them, or on those in test/; of the "
+            "folder it was trained on, on what was held out",
+        ),
     ] = None,
     data_folder: DataFolder = None,
     device: Device = "auto",
@@ -92,9 +97,10 @@ def evaluate_weights(
         place, file = check_device(device), weights_file(weights)
         recorded = crops_file(file, crops) if record else None
         net, recipe, classes, view, about = load_weights(file, place)
+        unseen = data is not None and (recipe.data is None or Path(recipe.data).resolve() != data.resolve())
         if data is not None:
             recipe = dataclasses.replace(recipe, data=str(data), viewpoint=None, match=0.0)
-        there = prepare(recipe, data_folder, place)
+        there = prepare(recipe, data_folder, place, whole=unseen)
         has, needs = (there.classes, there.test.images.shape[1]), (classes, net.in_channels)
         if has != needs:
             raise RunError(

@@ -211,10 +211,10 @@ def scorer(learner: Learner, split: Split | None, classes: tuple[str, ...]) -> C
     return lambda: summary(score(), mine.labels, classes, group=group)
 
 
-def prepare(recipe: Recipe, folder: str | Path | None, device: torch.device) -> Data:
-    """The parts of the recipe's data, on the device."""
+def prepare(recipe: Recipe, folder: str | Path | None, device: torch.device, whole: bool = False) -> Data:
+    """The parts of the recipe's data, on the device; ``whole``: all of a folder of images is the test."""
     if recipe.data is not None:
-        dataset = load(Path(recipe.data).resolve(), size=recipe.image_size or recipe.crop)
+        dataset = load(Path(recipe.data).resolve(), size=recipe.image_size or recipe.crop, whole=whole)
     else:
         dataset = load(recipe.dataset, folder, recipe.image_size)
     train, test = dataset.train, dataset.test

@@ -25,11 +25,11 @@ LOADERS: dict[str, Callable[..., Dataset]] = {
 DATASETS = ("sample", *LOADERS)
 
 
-def load(name: str | Path, folder: str | Path | None = None, size: int | None = None) -> Dataset:
+def load(name: str | Path, folder: str | Path | None = None, size: int | None = None, whole: bool = False) -> Dataset:
     """A dataset by its name, from its files in ``data_folder(folder) / name``; "sample" needs none.
 
     A path to a folder of class folders loads your own images. ``size`` is the height and width of the images; without
-    it smallNORB comes at 48, your own at 32, others at their own size.
+    it smallNORB comes at 48, your own at 32, others at their own size. ``whole`` holds nothing of your own out.
     """
     if size is not None and size < 1:
         raise ValueError(f"size must be at least 1, got {size}")
@@ -40,7 +40,7 @@ def load(name: str | Path, folder: str | Path | None = None, size: int | None = 
     if str(name) in LOADERS:
         return resize_dataset(LOADERS[str(name)](data_folder(folder) / name), size)
     if Path(name).is_dir():
-        return image_folder(Path(name), size)
+        return image_folder(Path(name), size, whole)
     near = difflib.get_close_matches(str(name), DATASETS, 1)
     hint = f" (nearest: {near[0]})" if near else ""
     raise DataError(f"{str(name)!r} is neither a dataset nor a folder{hint}: datasets are {', '.join(DATASETS)}")

@@ -1,7 +1,7 @@
 """Your own images: a folder of class folders.
 
 Either ``train`` and ``test`` (or ``val``), each with one folder for every class, or the class folders alone, of which a
-class-balanced fifth is held out for the test.
+class-balanced fifth is held out for the test; or all are the test, where nothing is trained on them.
 """
 
 from collections.abc import Iterable
@@ -24,8 +24,11 @@ LAYOUT = "expected one folder for each class with images in it, or train/ and te
 Files = dict[str, list[Path]]  # images by class
 
 
-def image_folder(root: Path, size: int | None = None) -> Dataset:
-    """Images of ``size`` (32): the shorter side is resized to it, the longer cropped. Grey if all are, else colour."""
+def image_folder(root: Path, size: int | None = None, whole: bool = False) -> Dataset:
+    """Images of ``size`` (32): the shorter side is resized to it, the longer cropped. Grey if all are, else colour.
+
+    With ``whole`` class folders alone are not shared out: all their images are both the training set and the test.
+    """
     size = size or SIZE
     train_folder = root / "train"
     test_folder = next((root / name for name in TEST_NAMES if (root / name).is_dir()), None)
@@ -40,7 +43,9 @@ def image_folder(root: Path, size: int | None = None) -> Dataset:
     channels = 1 if all(_each(is_grey, paths)) else 3
     splits = [_read(files, size, channels) for files in parts]
     classes = tuple(parts[0])
-    if len(splits) == 1:
+    if len(splits) == 1 and whole:
+        splits = [splits[0], splits[0]]
+    elif len(splits) == 1:
         if single := [name for name, members in parts[0].items() if len(members) < 2]:
             raise DataError(f"{root / single[0]}: one image only, but there must be one to train and one to test")
         splits = [*hold_out(splits[0], TEST_FRACTION, SEED)]
