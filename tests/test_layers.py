@@ -242,6 +242,20 @@ def test_one_value_per_type_in_training_is_finite(kind, routing):
     torch.testing.assert_close(out.logits, layer.eval()(*inputs).logits)
 
 
+@pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("kind", [ConvCaps, ClassCaps])
+def test_poses_of_1e9_are_finite(kind, training, routing):
+    torch.manual_seed(0)
+    layer = kind(2, 3, routing=routing).train(training)
+    a, pose = capsules(2, 4, 4, 2, 4, dtype=torch.float32)
+    a, pose = a.requires_grad_(), (1e9 * pose).requires_grad_()
+    out = layer(a, pose)
+    (out.logits.square().sum() + out.poses.square().mean()).backward()
+    gradients = [x.grad for x in (a, pose, *layer.parameters()) if x.grad is not None]
+    assert all(x.isfinite().all() for x in (out.logits, out.poses, *gradients, *layer.buffers()))
+
+
 def quiet_field(a, pose):
     a = a.clone()
     a[:, :2, :2] = 0

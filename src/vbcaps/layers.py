@@ -89,6 +89,8 @@ class PrimaryCaps(nn.Module):
 class ConvCaps(nn.Module):
     """Convolutional capsules: each parent routes over the children in its receptive field.
 
+    Activations in [0, 1] and poses of up to 1e9 have finite outputs and gradients; larger ones overflow float32.
+
     Arguments:
         in_caps, out_caps: how many types of child and parent capsules.
         kernel, stride, padding: a number or (rows, columns), as in ``nn.Conv2d``. Padding adds children that are off.
