@@ -148,7 +148,10 @@ def test_bfloat16_autocast_trains_and_routing_stays_float32(case):
         optimiser.step()
         losses.append(loss.item())
     assert stems[0] == torch.bfloat16
-    assert {t.dtype for t in (out.logits, out.activations, out.poses, *out.posterior)} == {torch.float32}
+    posterior = {name: x.dtype for name, x in out.posterior._asdict().items()}
+    if case == "vb-full-learned":
+        assert posterior.pop("psi") == torch.float64
+    assert {out.logits.dtype, out.activations.dtype, out.poses.dtype, *posterior.values()} == {torch.float32}
     assert losses[-1] < losses[0] - 0.15, losses
 
 

@@ -27,7 +27,6 @@ from vbcaps.routing.passes import (
     op_inputs,
     passes_for,
     poses_first,
-    refuse_gradient,
     refuse_twice,
     responsibilities,
 )
@@ -128,10 +127,7 @@ def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
     ctx.save_for_backward(*tensors, *output[2:])
 
 
-def _backward(
-    ctx: Any, dlogit: Tensor | None, dm: Tensor | None, dr: Tensor | None, *others: None
-) -> tuple[Tensor | None, ...]:
-    refuse_gradient(dr)
+def _backward(ctx: Any, dlogit: Tensor | None, dm: Tensor | None, *others: None) -> tuple[Tensor | None, ...]:
     a, _, W, _, child, *_ = ctx.saved_tensors
     dlogit = a.new_zeros(len(child), W.shape[1], a.shape[1]) if dlogit is None else dlogit.contiguous()
     dm = None if dm is None else dm.contiguous()

@@ -23,7 +23,6 @@ from vbcaps.routing.passes import (
     op_inputs,
     passes_for,
     poses_first,
-    refuse_gradient,
     refuse_twice,
     responsibilities,
 )
@@ -130,7 +129,6 @@ def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
 
 
 def _backward(ctx: Any, dlogit: Tensor | None, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    refuse_gradient(grads[2])
     rj = ctx.saved_tensors[-3]
     dlogit = torch.zeros_like(rj[0]) if dlogit is None else dlogit.contiguous()
     dm, dvar = (None if g is None else g.contiguous() for g in grads[:2])

@@ -160,15 +160,23 @@ def op_inputs(a: Tensor, pose: Tensor, W: Tensor, place: Tensor | None, fields: 
 def responsibilities(r: Tensor, fields: Fields, J: int, N: int) -> Tensor:
     """Those of the last iteration, ``n l i j``; none were made where there was one only.
 
-    Kernels have no gradient of them: ``refuse_gradient`` says so where one is asked for. Compiled code asks for all.
+    Kernels have no gradient of them, and where one is asked for that is an error. Compiled code asks for all.
     """
     L, I = fields.child.shape
     last = as_slots(r[-1], I, J, fields.types) if len(r) else r.new_full((), 1 / J)
-    return (last.detach() if torch.compiler.is_compiling() else last).expand(N, L, I, J)
+    last = last.detach() if torch.compiler.is_compiling() else NoGradient.apply(last)
+    return last.expand(N, L, I, J)
 
 
-def refuse_gradient(dr: Tensor | None) -> None:
-    if dr is not None:
+class NoGradient(torch.autograd.Function):
+    """The same, but for its gradient: one that would be wrong is refused."""
+
+    @staticmethod
+    def forward(ctx: Any, r: Tensor) -> Tensor:
+        return r.view_as(r)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> None:
         raise RuntimeError("fused routing has no gradient of its responsibilities; use backend='reference' for it")
 
 

@@ -24,7 +24,6 @@ from vbcaps.routing.passes import (
     op_inputs,
     passes_for,
     poses_first,
-    refuse_gradient,
     refuse_twice,
     responsibilities,
 )
@@ -154,7 +153,6 @@ def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
 
 
 def _backward(ctx: Any, dlogit: Tensor | None, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    refuse_gradient(grads[5])
     *votes_and_priors, _, beta_u, m, r, rj, early_m, S, E_ln_pi, E_lndet = ctx.saved_tensors
     prior = any(ctx.needs_input_grad[7:12])
     dlogit = torch.zeros_like(E_ln_pi) if dlogit is None else dlogit.contiguous()
