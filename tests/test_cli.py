@@ -230,6 +230,9 @@ def test_seeds_are_named_and_averaged(few):
     assert "over 2 seeds" in said
     assert "finished" in run("train", "--resume", "both", "--seeds", 2)
     assert "has a folder for each seed: resume them with --seeds" in run("train", "--resume", "both", code=1)
+    assert "a run for each seed: choose one, as both/seed3" in run("eval", "both", code=1)
+    Path("both/seed3/last.safetensors").unlink()
+    assert "vbcaps train --resume both/seed3" in run("eval", "both/seed3", code=1)
     assert sorted(path.name for path in Path("both").iterdir()) == ["seed3", "seed4"]
 
 

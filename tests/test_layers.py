@@ -398,6 +398,7 @@ def test_gradients_reach_activations_poses_and_weights(a_dtype):
             "routing='vb' may be ['iters', 'activation', 'through', 'prior']",
         ),
         (dict(routing_options=dict(prior=Prior(dim=9))), ValueError, "prior was made for dim=9"),
+        (dict(routing_options=dict(prior=dict(alpha0=1))), TypeError, "prior must be a Prior, as Prior(alpha0=0.1)"),
         (
             dict(routing_options=dict(prior=Prior(torch.ones(5)))),
             ValueError,

@@ -366,7 +366,7 @@ def test_the_cnn_refuses_what_the_capsule_network_does(options):
         (
             torch.zeros(1, 2, 32, 20, dtype=torch.uint8),
             TypeError,
-            "images must be floating point, standardised, got torch.uint8; convert with x.float() / 255",
+            "images must be floating point, standardised, got torch.uint8; `View.test` makes them so",
         ),
         (torch.zeros(1, 2, 32, 20, dtype=torch.int64), TypeError, "images must be floating point, standardised, got"),
     ],

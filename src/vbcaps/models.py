@@ -155,7 +155,7 @@ def check_images(x: Tensor, expected: tuple[int, ...]) -> None:  # n channels he
     if x.ndim != 4 or x.shape[1:] != expected or empty:
         raise ValueError(f"images must have shape (n, {', '.join(map(str, expected))}), got {tuple(x.shape)}")
     if not x.is_floating_point():
-        raise TypeError(f"images must be floating point, standardised, got {x.dtype}; convert with x.float() / 255")
+        raise TypeError(f"images must be floating point, standardised, got {x.dtype}; `View.test` makes them so")
 
 
 def make_stem(stem: str, in_channels: int, filters: int) -> "ConvStem | ResidualStem":

@@ -261,7 +261,9 @@ def load_weights(path: str | Path, device: str | torch.device = "cpu") -> Weight
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise RunError(f"cannot read the weights {path}: {error.strerror}") from error
+        kept = path.parent / "state.safetensors"
+        hint = f"; the run there has not come to the end of an epoch: vbcaps train --resume {path.parent}"
+        raise RunError(f"cannot read the weights {path}: {error.strerror}{hint if kept.exists() else ''}") from error
     tensors, about = unpack(content, str(path))
     if about.get("format") != WEIGHTS:
         kind = "a saved state: use last.safetensors beside it" if about.get("format") == STATE else "another program's"

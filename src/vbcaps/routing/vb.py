@@ -222,6 +222,8 @@ def check_through(through: str) -> None:
 
 
 def check_prior(prior: Prior, types: int, dim: int) -> None:
+    if not isinstance(prior, Prior):
+        raise TypeError(f"prior must be a Prior, as Prior(alpha0=0.1), got {type(prior).__name__}")
     if prior.dim != dim:
         raise ValueError(f"prior was made for dim={prior.dim}, the poses have {dim} entries")
     if wrong := {name: k for name, k in prior.types().items() if k != types}:
