@@ -100,7 +100,8 @@ def evaluate_weights(
         unseen = data is not None and (recipe.data is None or Path(recipe.data).resolve() != data.resolve())
         if data is not None:
             recipe = dataclasses.replace(recipe, data=str(data), viewpoint=None, match=0.0)
-        there = prepare(recipe, data_folder, place, whole=unseen)
+        with console.status(f"reading {recipe.data or recipe.dataset}"):
+            there = prepare(recipe, data_folder, place, whole=unseen)
         has, needs = (there.classes, there.test.images.shape[1]), (classes, net.in_channels)
         if has != needs:
             raise RunError(
@@ -108,7 +109,8 @@ def evaluate_weights(
                 f"the data have {', '.join(there.classes)} in {has[1]}"
             )
         try:
-            evaluation = evaluate(net, there.test, view, classes, crops=crops)
+            with console.status(f"testing {len(there.test.labels):,} images"):
+                evaluation = evaluate(net, there.test, view, classes, crops=crops)
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--crops") from error
         say_evaluation(evaluation, f"{recipe.name}, tested on {recipe.data or recipe.dataset} ({there.source})")
