@@ -467,6 +467,19 @@ def test_every_flag_becomes_its_field(monkeypatch):
         assert seen[-1] == dataclasses.replace(base, **{field: value})
 
 
+def test_a_recipe_is_shown_with_the_fields_that_it_uses():
+    said = run("recipes", "smallnorb_em_fast")
+    for line in ("cutout 12", "epochs 100", "arch 64,16,16,16", "min_var 0.1", "mixup 0.5"):
+        assert line in said, line
+    assert "alpha0" not in said
+    assert "routing" not in run("recipes", "affnist_cnn")
+    assert "did you mean 'svhn'?" in run("recipes", "svhm", code=2)
+
+
+def test_the_version_is_told():
+    assert run("--version").strip() == f"vbcaps {vbcaps.__version__}"
+
+
 def test_recipes_are_listed_with_the_papers_numbers():
     said = run("recipes")
     for name in RECIPES:

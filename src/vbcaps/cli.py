@@ -49,8 +49,20 @@ def main() -> None:
     app(prog_name="vbcaps")
 
 
+def say_version(wanted: bool) -> None:
+    if wanted:
+        from vbcaps import __version__
+
+        say(f"vbcaps {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def vbcaps() -> None:
+def vbcaps(
+    version: Annotated[
+        bool, typer.Option("--version", callback=say_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
     """Capsule routing via Variational Bayes: train, test and use capsule networks.
 
     `vbcaps train` alone trains a small one on images that come with the package.
@@ -161,20 +173,42 @@ def predict(
 
 
 @app.command()
-def recipes() -> None:
-    """List the recipes: one for each experiment of the paper, with its error, and the default."""
+def recipes(
+    recipe: Annotated[
+        str | None, typer.Argument(metavar="RECIPE", help="show this one, its fields and their values")
+    ] = None,
+) -> None:
+    """List the recipes: one for each experiment of the paper, with its error, and the default; or show one."""
     from vbcaps.recipes import RECIPES, paper, parameters
 
+    if recipe is not None:
+        show_recipe(recipe)
+        return
     rows = table("recipe", "network", "routing", numbers=("parameters", "epochs", "paper"))
     for name, make in RECIPES.items():
-        recipe = make()
+        one = make()
         if name.endswith("_fast"):
             continue
-        network = ",".join(map(str, recipe.arch)) + ("" if recipe.stem == "conv" else f" {recipe.stem}")
+        network = ",".join(map(str, one.arch)) + ("" if one.stem == "conv" else f" {one.stem}")
         twin = f" / {RECIPES[f'{name}_fast']().epochs}" if f"{name}_fast" in RECIPES else ""
-        routing = recipe.routing if recipe.network == "caps" else f"none: {recipe.network}"
-        rows.add_row(name, network, routing, f"{parameters(name):,}", f"{recipe.epochs}{twin}", paper(name) or "")
+        routing = one.routing if one.network == "caps" else f"none: {one.network}"
+        rows.add_row(name, network, routing, f"{parameters(name):,}", f"{one.epochs}{twin}", paper(name) or "")
     say(rows, "paper: its test error in %. After the slash, the epochs of a fast twin in larger batches: NAME_fast.")
+
+
+def show_recipe(name: str) -> None:
+    """Every field that the recipe uses, and what it means."""
+    from vbcaps.flags import changed
+    from vbcaps.recipe import not_for
+
+    chosen = changed(name, {})
+    rows = table("field", "value", "meaning")
+    for field in dataclasses.fields(chosen):
+        if field.name not in not_for(chosen.network, chosen.routing):
+            value = getattr(chosen, field.name)
+            words = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            rows.add_row(field.name, words, field.metadata["help"])
+    say(rows, f"`vbcaps train {name}` takes each as a flag, as --epochs {chosen.epochs}")
 
 
 @app.command()

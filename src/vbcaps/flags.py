@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
-from vbcaps.recipe import CAPS_ONLY, CHOICES, EM_ONLY, VB_ONLY, Recipe, field_types, nearest
+from vbcaps.recipe import CHOICES, Recipe, field_types, nearest, not_for
 from vbcaps.recipes import RECIPES
 
 NOT_FLAGS = ("name",)  # it is the argument RECIPE
@@ -57,11 +57,9 @@ def _left_behind(recipe: Recipe, fields: dict[str, Any]) -> dict[str, Any]:
     """With another network or routing, the recipe's fields that are not for it, back at their defaults."""
     if "network" not in fields and "routing" not in fields:
         return {}
-    if fields.get("network", recipe.network) == "cnn":
-        return {field: getattr(Recipe, field) for field in CAPS_ONLY} | dict(loss_on="logits")
-    routing = fields.get("routing", recipe.routing)
-    of_others = (VB_ONLY if routing != "vb" else ()) + (EM_ONLY if routing != "em" else ())
-    return {field: getattr(Recipe, field) for field in of_others}
+    network, routing = fields.get("network", recipe.network), fields.get("routing", recipe.routing)
+    left = {field: getattr(Recipe, field) for field in not_for(network, routing)}
+    return left | dict(loss_on="logits") if network == "cnn" else left
 
 
 def _flag(field: dataclasses.Field, kind: Any, group: str) -> inspect.Parameter:

@@ -257,6 +257,13 @@ class Recipe:
         return cls(**values)
 
 
+def not_for(network: str, routing: str) -> tuple[str, ...]:
+    """Fields that belong to another network or routing."""
+    if network == "cnn":
+        return CAPS_ONLY
+    return (VB_ONLY if routing != "vb" else ()) + (EM_ONLY if routing != "em" else ())
+
+
 def field_types() -> dict[str, Any]:
     return typing.get_type_hints(Recipe)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from vbcaps.recipe import CAPS_ONLY, VB_ONLY, Recipe, nearest
+from vbcaps.recipe import Recipe, nearest, not_for
 
 __all__ = ["FAMILIAR", "PAPER", "PARAMETERS", "RECIPES", "Recipe", "fast", "paper", "parameters", "recipe"]
 
@@ -237,8 +237,7 @@ def fast(make: Callable[[], Recipe]) -> Recipe:
     changes: dict[str, Any] = dict(batch=128, epochs=max(recipe.epochs // 10, 1), lr=recipe.lr * 2)
     for key in (recipe.dataset, f"{recipe.dataset} {recipe.routing}"):
         changes |= TUNED.get(key, {})
-    not_its = CAPS_ONLY if recipe.network == "cnn" else VB_ONLY if recipe.routing != "vb" else ()
-    changes = {field: value for field, value in changes.items() if field not in not_its}
+    changes = {field: value for field, value in changes.items() if field not in not_for(recipe.network, recipe.routing)}
     return replace(
         recipe, name=f"{recipe.name}_fast", schedule="onecycle", milestones=(), warmup=changes["epochs"] / 10,
         final=0.01, **changes,
