@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from vbcaps.recipes import RECIPES
-from vbcaps.run import RunError, load_weights, read_json, read_recipe, read_result, write
+from vbcaps.run import RunError, load_weights, read_json, read_recipe, read_result, seed_folders, write
 
 ROOT = Path(__file__).parents[1]
 RESULTS, WEIGHTS = ROOT / "results", ROOT / "src" / "vbcaps" / "weights"
@@ -54,10 +54,10 @@ def folders(run: Path) -> dict[Path, Path]:
     """The folders that make up a run, by their place in results/: itself, or those of its seeds."""
     run = run.resolve()
     if (run / "recipe.json").exists():
-        if re.fullmatch(r"seed\d+", run.name) and len(list(run.parent.glob("seed*/recipe.json"))) > 1:
+        if run in (of_seeds := seed_folders(run.parent)) and len(of_seeds) > 1:
             raise RunError(f"{run} is one seed of several, and all that were run count: give {run.parent}")
         return {Path(run.name): run}
-    seeds = sorted(path.parent for path in run.glob("seed*/recipe.json"))
+    seeds = seed_folders(run)
     if not seeds:
         raise RunError(
             f"{run} has neither recipe.json nor folders seed0, seed1, ... that have: not the folder of a run"

@@ -329,13 +329,13 @@ def weights_file(path: Path) -> Path:
     for file in (path, path / "best.safetensors", path / "last.safetensors"):
         if file.is_file():
             return file
-    from vbcaps.run import RunError
+    from vbcaps.run import RunError, seed_folders
     from vbcaps.shipped import names, shipped_file
 
     name = str(path)
     if path.exists() or path.suffix or len(path.parts) > 1:
-        if path.is_dir() and (seeds := sorted(seed.name for seed in path.glob("seed*") if seed.is_dir())):
-            raise RunError(f"{path} has a run for each seed: choose one, as {path / seeds[0]}")
+        if seeds := seed_folders(path):
+            raise RunError(f"{path} has a run for each seed: choose one, as {seeds[0]}")
         file = path / "last.safetensors" if path.is_dir() else path
         return shipped_file(name) if name in names() else file
     try:

@@ -82,10 +82,9 @@ def train(
 
 def recipe_of(folder: Path) -> Recipe:
     """Of a run, or of the first of several seeds in one folder."""
-    from vbcaps.run import read_recipe
+    from vbcaps.run import read_recipe, seed_folders
 
-    seeds = sorted(folder.glob("seed*/recipe.json"), key=lambda path: int(path.parent.name.removeprefix("seed")))
-    return read_recipe(folder if (folder / "recipe.json").exists() or not seeds else seeds[0].parent)
+    return read_recipe([*seed_folders(folder), folder][0])
 
 
 def free_folder(wanted: Path) -> Path:

@@ -155,6 +155,14 @@ def read_recipe(folder: Path) -> Recipe:
         raise RunError(f"{folder}/recipe.json: {error}") from error
 
 
+def seed_folders(folder: Path) -> list[Path]:
+    """Where a folder has a run for each of several seeds, theirs in order; none where it is a run itself."""
+    if (folder / "recipe.json").exists():
+        return []
+    found = [path.parent for path in folder.glob("seed*/recipe.json") if path.parent.name[4:].isdigit()]
+    return sorted(found, key=lambda path: int(path.name[4:]))
+
+
 def read_result(folder: Path) -> dict[str, Any]:
     return read_json(Path(folder) / "result.json")
 
@@ -261,9 +269,10 @@ def load_weights(path: str | Path, device: str | torch.device = "cpu") -> Weight
     try:
         content = path.read_bytes()
     except OSError as error:
-        kept = path.parent / "state.safetensors"
-        hint = f"; the run there has not come to the end of an epoch: vbcaps train --resume {path.parent}"
-        raise RunError(f"cannot read the weights {path}: {error.strerror}{hint if kept.exists() else ''}") from error
+        kept, last = (path.parent / name for name in ("state.safetensors", "last.safetensors"))
+        begun = kept.exists() and not last.exists()
+        hint = f"; its run has not come to the end of an epoch: vbcaps train --resume {path.parent}" if begun else ""
+        raise RunError(f"cannot read the weights {path}: {error.strerror}{hint}") from error
     tensors, about = unpack(content, str(path))
     if about.get("format") != WEIGHTS:
         kind = "a saved state: use last.safetensors beside it" if about.get("format") == STATE else "another program's"

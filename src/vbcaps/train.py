@@ -18,7 +18,7 @@ from vbcaps.learner import NEVER, Learner, NonFinite, Totals, diagnose
 from vbcaps.recipe import Recipe
 from vbcaps.record import Board, Data, Event, Record, Result, check_folder
 from vbcaps.routing.passes import why_no_library
-from vbcaps.run import RunError, fingerprint
+from vbcaps.run import RunError, fingerprint, seed_folders
 
 __all__ = [
     "Evaluation",
@@ -76,7 +76,7 @@ def fit(
     if group.writes:
         if resume and not out.is_dir():
             raise RunError(f"there is no run to resume in {out}")
-        if resume and seeds == 1 and not (out / "recipe.json").exists() and list(out.glob("seed*/recipe.json")):
+        if resume and seeds == 1 and seed_folders(out):
             raise RunError(f"{out} has a folder for each seed: resume them with --seeds (seeds=), or one by its folder")
         for r, folder in zip(recipes, folders, strict=True):
             check_folder(r, folder, resume)
