@@ -240,7 +240,7 @@ def test_several_squares_are_one_after_the_other():
 @pytest.mark.parametrize("n", [1, 4, 5])
 def test_mixup_blends_neighbours_and_their_labels(n):
     x, y, share = torch.rand(n, 2, 3, 3), torch.arange(n) % 3, torch.rand(n) / 2
-    mixed, labels = mixup(x, y, share, 3)
+    mixed, labels = mixup(x, y, share[:, None, None, None], 3)
     for k in range(n):
         other = min(k + 1 if k % 2 == 0 else k - 1, n - 1)
         torch.testing.assert_close(mixed[k], (1 - share[k]) * x[k] + share[k] * x[other])
@@ -249,8 +249,43 @@ def test_mixup_blends_neighbours_and_their_labels(n):
         expected[y[other]] += share[k]
         torch.testing.assert_close(labels[k], expected)
     if n == 4:  # dealt out to two
-        halves = [mixup(x[part], y[part], share[part], 3) for part in (slice(0, 2), slice(2, 4))]
+        halves = [mixup(x[part], y[part], share[part, None, None, None], 3) for part in (slice(0, 2), slice(2, 4))]
         assert torch.equal(torch.cat([half[0] for half in halves]), mixed)
+
+
+def test_a_share_of_every_pixel_blends_labels_by_its_mean():
+    x, y = torch.rand(2, 1, 4, 4), torch.tensor([0, 1])
+    share = torch.zeros(2, 1, 4, 4)
+    share[0, :, :2, :2] = 1  # a quarter of the first is the second's
+    mixed, labels = mixup(x, y, share, 2)
+    assert torch.equal(mixed[0, :, :2, :2], x[1, :, :2, :2])
+    assert torch.equal(mixed[0, :, 2:], x[0, :, 2:])
+    assert torch.equal(mixed[1], x[1])
+    assert torch.equal(labels, torch.tensor([[0.75, 0.25], [0.0, 1.0]]))
+
+
+@pytest.mark.parametrize("squares", [1, 3])
+def test_squares_that_are_pasted_are_those_that_would_be_blanked(squares):
+    images, u = images_of(20, 1), torch.rand(20, 2 + 2 * squares)
+    blanked = View(crop=8, cutout=3, cutouts=squares).train(images, u)
+    pasted = View(crop=8, cutout=3, cutouts=squares, paste=True)
+    x, outside = pasted.train(images, u), pasted.outside_squares(u)
+    assert torch.equal(x, View(crop=8).train(images, u[:, :2]))  # nothing is done to them yet
+    assert torch.equal(x * outside, blanked)
+    assert not torch.equal(x, blanked)
+
+
+def test_one_channel_of_some_images_is_dropped():
+    images, u = images_of(400, 3), torch.rand(400, 3)
+    x, plain = View(crop=8, drop_channel=0.6).train(images, u), View(crop=8).train(images, u[:, :2])
+    gone = (x == 0).all((2, 3))
+    assert torch.equal(gone.any(1), u[:, 2] < 0.6)
+    assert gone.sum(1).max() == 1
+    assert torch.equal(x[~gone], plain[~gone])
+    assert gone.sum(0).min() > 50
+    for least in (1e-30, 1.0):
+        x = View(crop=8, drop_channel=least).train(images, u)
+        assert (x == 0).all((2, 3)).any(1).float().mean() == (least == 1.0)
 
 
 def test_an_image_does_not_depend_on_its_batch():
@@ -268,6 +303,7 @@ def test_draws():
     ]
     assert View(crop=4, flip=True, rotate=9.0, stretch=0.1, cutout=2).draws == 7
     assert [View(crop=4, cutout=c, cutouts=3).draws for c in (0, 2)] == [2, 8]
+    assert [View(crop=4, drop_channel=d, cutout=2, paste=True).draws for d in (0, 0.1)] == [4, 5]
     assert [View(crop=4, rotate=r, zoom=z, cutout=c).draws for r in (0, 9) for z in (0, 0.1) for c in (0, 2)] == [
         *(2, 4, 3, 5),
         *(3, 5, 4, 6),

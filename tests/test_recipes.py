@@ -244,6 +244,8 @@ def test_an_average_of_weights_forgets_how_they_began():
         (dict(viewpoint="azimuth", match=0.1, validation=0.2), "validation=0.2 must be 0"),
         (dict(dataset="affnist", image_size=36), "images of two sizes, none is resized: got image_size=36"),
         (dict(loss="spread", mixup=0.1), "mixup belongs to loss='nll'"),
+        (dict(loss="spread", paste=True, cutout=8), "paste belongs to loss='nll'"),
+        (dict(paste=True), "paste needs squares: cutout must be above 0"),
         (dict(mixup=0.6), "mixup must lie from 0 to 0.5, got 0.6"),
         (dict(cutouts=0), "cutouts must lie from 1 to 16, got 0"),
         (dict(validation=1.0), "validation must lie from 0 to 0.9"),

@@ -98,6 +98,8 @@ def test_an_epoch_is_a_pure_function_of_seed_and_epoch():
         dict(ema=0.7, smoothing=0.1),
         dict(loss_on="activations"),
         dict(mixup=0.4, cutout=5, cutouts=2),
+        dict(mixup=0.4, cutout=5, paste=True, drop_channel=0.3),
+        dict(cutout=5, cutouts=2, paste=True),
     ],
 )
 def test_a_step_is_the_loop_everyone_writes(fields):
@@ -118,8 +120,12 @@ def test_a_step_is_the_loop_everyone_writes(fields):
         batch, drawn = order[8 * k : 8 * k + 8], u[8 * k : 8 * k + 8]
         x = learner.view.train(learner.train.images[batch], drawn[:, : learner.view.draws])
         y = target = learner.train.labels[batch]
-        if r.mixup:
-            x, target = mixup(x, y, r.mixup * drawn[:, -1], 3)
+        share = r.mixup * drawn[:, -1, None, None, None]
+        if r.paste:
+            squares = learner.view.outside_squares(drawn[:, : learner.view.draws]) == 0
+            share = torch.where(squares, 1.0, share)
+        if r.mixup or r.paste:
+            x, target = mixup(x, y, share, 3)
         optimiser.param_groups[0]["lr"] = torch.tensor(r.learning_rate(k, 6)).item()
         optimiser.zero_grad()
         out = net(x)

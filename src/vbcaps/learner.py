@@ -174,10 +174,13 @@ class Learner:
         index, u = self.order.index_select(0, k)[0], self.u.index_select(0, k)[0]
         x = self.view.train(self.train.images.index_select(0, index), u[:, : self.view.draws])
         y = self.train.labels.index_select(0, index)
-        if self.recipe.mixup:
-            x, target = mixup(x, y, self.recipe.mixup * u[:, -1], self.classes)
-            return x, y, target
-        return x, y, y
+        if not (self.recipe.mixup or self.recipe.paste):
+            return x, y, y
+        share = self.recipe.mixup * u[:, -1, None, None, None]
+        if self.recipe.paste:
+            share = torch.where(self.view.outside_squares(u[:, : self.view.draws]) > 0, share, 1.0)
+        x, target = mixup(x, y, share, self.classes)
+        return x, y, target
 
     def loss(self, out: Capsules | Scores, y: Tensor) -> Tensor:
         if self.recipe.loss == "spread":

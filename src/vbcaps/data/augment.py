@@ -38,6 +38,8 @@ class View:
             the same; 0 is off.
         cutout, cutouts: in training, a square of so many pixels a side, anywhere, is set to what standardised images
             are on average, 0; it may lie partly outside. 0 is off. And how many such squares, which may overlap.
+        paste: leave the squares to ``mixup``, which fills them from another image; ``outside_squares`` says where.
+        drop_channel: in training, of this share of the images one channel, any, is set to 0.
         fill: what lies outside the image: "black" (pad, then standardise, as the released code does), the "mean"
             (standardise, then pad with zeros, as the paper says), or what is at its "edge".
         mean, std: of the training set for ``standardise="dataset"``; ``fit`` measures them.
@@ -55,6 +57,8 @@ class View:
     stretch: float = 0.0
     cutout: int = 0
     cutouts: int = 1
+    paste: bool = False
+    drop_channel: float = 0.0
     fill: str = "black"
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
@@ -70,7 +74,7 @@ class View:
             raise ValueError(f"standardise must be one of {STANDARDISE}, got {self.standardise!r}")
         if self.fill not in FILL:
             raise ValueError(f"fill must be one of {FILL}, got {self.fill!r}")
-        for name in ("brightness", "contrast"):
+        for name in ("brightness", "contrast", "drop_channel"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
         for name, most in (("rotate", 180), ("zoom", 0.9), ("stretch", 0.9), ("cutout", self.crop)):
@@ -99,8 +103,13 @@ class View:
     @property
     def draws(self) -> int:
         """How many uniform numbers an image takes in ``train``: top, left, flip, then what is on of the others."""
-        once = (self.brightness, self.contrast, self.rotate, self.zoom, self.stretch)
-        return 2 + self.flip + sum(strength > 0 for strength in once) + 2 * self.cutouts * (self.cutout > 0)
+        once = (self.brightness, self.contrast, self.rotate, self.zoom, self.stretch, self.drop_channel)
+        return 2 + self.flip + sum(strength > 0 for strength in once) + 2 * self.squares
+
+    @property
+    def squares(self) -> int:
+        """How many there are; two numbers each, the last of all that are drawn."""
+        return self.cutouts if self.cutout > 0 else 0
 
     def train(self, images: Tensor, u: Tensor) -> Tensor:
         """Training input ``n c crop crop`` from bytes ``n c y x`` and uniform numbers in [0, 1), ``n draws``."""
@@ -124,9 +133,19 @@ class View:
             mean = x.mean((1, 2, 3), keepdim=True)
             x = (mean + (x - mean) * self._factor(next(draw), self.contrast)).clamp(0, 1)
         x = self._standard(x, images, inside)
-        for _ in range(self.cutouts if self.cutout > 0 else 0):
-            x = x * self._outside_square(next(draw), next(draw))
-        return x
+        if self.drop_channel > 0:
+            count = x.shape[1]
+            channel = (next(draw) / self.drop_channel * count).clamp(max=count).long()  # the last and one more: none
+            x = x * (channel[:, None] != torch.arange(count, device=x.device))[:, :, None, None]
+        return x * self.outside_squares(u) if self.squares and not self.paste else x
+
+    def outside_squares(self, u: Tensor) -> Tensor:
+        """0 in the squares of ``train`` with these numbers, 1 elsewhere: ``n 1 y x``."""
+        at = u[:, u.shape[1] - 2 * self.squares :].unbind(1)
+        keep = torch.ones(1, device=u.device)
+        for down, across in zip(at[::2], at[1::2], strict=True):
+            keep = keep * self._outside_square(down, across)
+        return keep
 
     def test(self, images: Tensor) -> Tensor:
         """The central ``n c crop crop``; a smaller image gets a frame."""
@@ -231,13 +250,13 @@ class View:
 
 
 def mixup(x: Tensor, y: Tensor, share: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Images ``n c y x`` of which each has a ``share`` of another's, and what share of a label each then has of each
-    class: ``n classes``. Neighbours are blended, two by two: a batch dealt out to processes gives the same, where each
-    has an even number. A last one without a neighbour stays as it is.
+    """Images ``n c y x`` of which each has a ``share``, ``n 1 1 1`` or of every pixel ``n 1 y x``, of another's, and
+    what share of a label each then has of each class: ``n classes``. Neighbours are blended, two by two: a batch dealt
+    out to processes gives the same, where each has an even number. A last one without a neighbour stays as it is.
     """
     other = (torch.arange(len(y), device=y.device) ^ 1).clamp(max=len(y) - 1)
     label = F.one_hot(y, classes).to(x.dtype)
-    return torch.lerp(x, x[other], share[:, None, None, None]), torch.lerp(label, label[other], share[:, None])
+    return torch.lerp(x, x[other], share), torch.lerp(label, label[other], share.mean((2, 3)))
 
 
 def _channels(values: tuple[float, ...], like: Tensor) -> Tensor:
