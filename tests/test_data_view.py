@@ -275,19 +275,6 @@ def test_squares_that_are_pasted_are_those_that_would_be_blanked(squares):
     assert not torch.equal(x, blanked)
 
 
-def test_one_channel_of_some_images_is_dropped():
-    images, u = images_of(400, 3), torch.rand(400, 3)
-    x, plain = View(crop=8, drop_channel=0.6).train(images, u), View(crop=8).train(images, u[:, :2])
-    gone = (x == 0).all((2, 3))
-    assert torch.equal(gone.any(1), u[:, 2] < 0.6)
-    assert gone.sum(1).max() == 1
-    assert torch.equal(x[~gone], plain[~gone])
-    assert gone.sum(0).min() > 50
-    for least in (1e-30, 1.0):
-        x = View(crop=8, drop_channel=least).train(images, u)
-        assert (x == 0).all((2, 3)).any(1).float().mean() == (least == 1.0)
-
-
 def test_an_image_does_not_depend_on_its_batch():
     images, view = images_of(6), VIEWS["all"]
     u = torch.rand(6, view.draws)
@@ -303,7 +290,7 @@ def test_draws():
     ]
     assert View(crop=4, flip=True, rotate=9.0, stretch=0.1, cutout=2).draws == 7
     assert [View(crop=4, cutout=c, cutouts=3).draws for c in (0, 2)] == [2, 8]
-    assert [View(crop=4, drop_channel=d, cutout=2, paste=True).draws for d in (0, 0.1)] == [4, 5]
+    assert View(crop=4, cutout=2, paste=True).draws == 4
     assert [View(crop=4, rotate=r, zoom=z, cutout=c).draws for r in (0, 9) for z in (0, 0.1) for c in (0, 2)] == [
         *(2, 4, 3, 5),
         *(3, 5, 4, 6),

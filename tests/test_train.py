@@ -98,7 +98,7 @@ def test_an_epoch_is_a_pure_function_of_seed_and_epoch():
         dict(ema=0.7, smoothing=0.1),
         dict(loss_on="activations"),
         dict(mixup=0.4, cutout=5, cutouts=2),
-        dict(mixup=0.4, cutout=5, paste=True, drop_channel=0.3),
+        dict(mixup=0.4, cutout=5, paste=True),
         dict(cutout=5, cutouts=2, paste=True),
     ],
 )

@@ -28,10 +28,10 @@ CHOICES: dict[str, tuple[str, ...]] = dict(
 RANGES: dict[str, tuple[float, float]] = dict(
     validation=(0, 0.9), split=(0, 2**32 - 1), match=(0, 1), image_size=(8, 1024), seed=(0, 2**32 - 1),
     crop=(20, 256), pad=(0, 64), brightness=(0, 1), contrast=(0, 1), rotate=(0, 180), zoom=(0, 0.9),
-    stretch=(0, 0.9), cutout=(0, 256), cutouts=(1, 16), mixup=(0, 0.5), drop_channel=(0, 1), smoothing=(0, 0.9),
-    iters=(1, 100), temperature=(1e-6, 1e6), min_var=(1e-9, 1e6), gain=(1e-3, 1e3), noise=(0, 1), batch=(1, 65536),
-    epochs=(1, 100_000), lr=(0, 100), momentum=(0, 0.9999), weight_decay=(0, 1), warmup=(0, 100_000), decay=(0, 1),
-    final=(0, 1), ema=(0, 0.999999), save_seconds=(0, math.inf),
+    stretch=(0, 0.9), cutout=(0, 256), cutouts=(1, 16), mixup=(0, 0.5), smoothing=(0, 0.9), iters=(1, 100),
+    temperature=(1e-6, 1e6), min_var=(1e-9, 1e6), gain=(1e-3, 1e3), noise=(0, 1), batch=(1, 65536), epochs=(1, 100_000),
+    lr=(0, 100), momentum=(0, 0.9999), weight_decay=(0, 1), warmup=(0, 100_000), decay=(0, 1), final=(0, 1),
+    ema=(0, 0.999999), save_seconds=(0, math.inf),
 )  # fmt: skip
 PRIOR = ("alpha0", "m0", "kappa0", "psi0", "nu0")
 VB_ONLY = ("activation", "through", "precision", *PRIOR, "learn")
@@ -79,7 +79,6 @@ class Recipe:
     cutout: int = _field(0, "side of a square of training images, anywhere, that is blanked; 0: off")
     cutouts: int = _field(1, "how many such squares")
     paste: bool = _field(False, "nll: fill such squares from another image, which has its share of the label")
-    drop_channel: float = _field(0.0, "blank one channel, any, of this share of the training images; 0: off")
     mixup: float = _field(0.0, "nll: blend a training image and its label with another's, up to this share; 0: off")
 
     network: str = _field("caps", "capsules, or a plain CNN beside them: convolutions in the same fields")
@@ -201,8 +200,7 @@ class Recipe:
         return View(
             crop=self.crop, pad=self.pad, standardise=self.standardise, flip=self.flip, place=self.place,
             brightness=self.brightness, contrast=self.contrast, rotate=self.rotate, zoom=self.zoom,
-            stretch=self.stretch, cutout=self.cutout, cutouts=self.cutouts, paste=self.paste,
-            drop_channel=self.drop_channel, fill=self.fill,
+            stretch=self.stretch, cutout=self.cutout, cutouts=self.cutouts, paste=self.paste, fill=self.fill,
         )  # fmt: skip
 
     def prior(self) -> "Prior":

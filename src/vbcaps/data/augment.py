@@ -39,7 +39,6 @@ class View:
         cutout, cutouts: in training, a square of so many pixels a side, anywhere, is set to what standardised images
             are on average, 0; it may lie partly outside. 0 is off. And how many such squares, which may overlap.
         paste: leave the squares to ``mixup``, which fills them from another image; ``outside_squares`` says where.
-        drop_channel: in training, of this share of the images one channel, any, is set to 0.
         fill: what lies outside the image: "black" (pad, then standardise, as the released code does), the "mean"
             (standardise, then pad with zeros, as the paper says), or what is at its "edge".
         mean, std: of the training set for ``standardise="dataset"``; ``fit`` measures them.
@@ -58,7 +57,6 @@ class View:
     cutout: int = 0
     cutouts: int = 1
     paste: bool = False
-    drop_channel: float = 0.0
     fill: str = "black"
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
@@ -74,7 +72,7 @@ class View:
             raise ValueError(f"standardise must be one of {STANDARDISE}, got {self.standardise!r}")
         if self.fill not in FILL:
             raise ValueError(f"fill must be one of {FILL}, got {self.fill!r}")
-        for name in ("brightness", "contrast", "drop_channel"):
+        for name in ("brightness", "contrast"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
         for name, most in (("rotate", 180), ("zoom", 0.9), ("stretch", 0.9), ("cutout", self.crop)):
@@ -103,7 +101,7 @@ class View:
     @property
     def draws(self) -> int:
         """How many uniform numbers an image takes in ``train``: top, left, flip, then what is on of the others."""
-        once = (self.brightness, self.contrast, self.rotate, self.zoom, self.stretch, self.drop_channel)
+        once = (self.brightness, self.contrast, self.rotate, self.zoom, self.stretch)
         return 2 + self.flip + sum(strength > 0 for strength in once) + 2 * self.squares
 
     @property
@@ -133,10 +131,6 @@ class View:
             mean = x.mean((1, 2, 3), keepdim=True)
             x = (mean + (x - mean) * self._factor(next(draw), self.contrast)).clamp(0, 1)
         x = self._standard(x, images, inside)
-        if self.drop_channel > 0:
-            count = x.shape[1]
-            channel = (next(draw) / self.drop_channel * count).clamp(max=count).long()  # the last and one more: none
-            x = x * (channel[:, None] != torch.arange(count, device=x.device))[:, :, None, None]
         return x * self.outside_squares(u) if self.squares and not self.paste else x
 
     def outside_squares(self, u: Tensor) -> Tensor:
