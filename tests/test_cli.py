@@ -18,7 +18,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import vbcaps.data
-from vbcaps import progress, shipped
+from vbcaps import cli, progress, shipped
 from vbcaps.cli import ABOUT, app
 from vbcaps.flags import NOT_FLAGS
 from vbcaps.recipe import Recipe
@@ -201,6 +201,23 @@ def test_predict_says_class_and_probability_and_draws(trained):
     known = images / "circle" / "0.png"
     assert f"{known} circle" in run("predict", known, "--weights", folder / "last.safetensors")
     assert Path("predictions.png").exists()
+
+
+def test_predict_of_a_folder_is_of_all_its_images(trained, monkeypatch):
+    _, folder, _ = trained
+    random = np.random.default_rng(5)
+    Path("new/below").mkdir(parents=True)
+    for path in ("new/1.png", "new/below/2.PNG", "new/below/3.jpg"):
+        draw_shape("circle", random).save(path)
+    Path("new/notes.txt").write_text("no image")
+    said = run("predict", "new", "new/1.png", "--weights", folder)
+    files = [word for word in said.split() if word.startswith("new/")]
+    assert files == ["new/1.png", "new/below/2.PNG", "new/below/3.jpg", "new/1.png"]
+    assert "the picture has" not in said
+    monkeypatch.setattr(cli, "DRAWN", 2)
+    assert "the picture has the first 2 of 4" in run("predict", "new", "new/1.png", "--weights", folder)
+    Path("empty").mkdir()
+    assert "empty: has no images (.bmp" in run("predict", "new", "empty", "--weights", folder, code=1)
 
 
 def test_predict_takes_the_newest_run(few):

@@ -24,6 +24,7 @@ data_app = typer.Typer(no_args_is_help=True, help="List, fetch and check dataset
 app.add_typer(data_app, name="data")
 
 RUNS = Path("runs")
+DRAWN = 60  # images in the picture of `predict`
 # Channels, classes and side of the images of each dataset, and what it is: known without its files.
 ABOUT = {
     "sample": (1, 10, 28, "9,000 images of Fashion-MNIST, in the package"),
@@ -138,7 +139,7 @@ def evaluate_weights(
 
 @app.command()
 def predict(
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="image files of any size")],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="images of any size, or folders of them")],
     weights: Annotated[
         Path | None, typer.Option(metavar="PATH", help="weights file, run folder or name; else the newest run in runs/")
     ] = None,
@@ -149,9 +150,7 @@ def predict(
 ) -> None:
     """Say what images show: the class of each, its probability, and a picture of them all."""
     with clear_errors():
-        import torch
-
-        from vbcaps.data import read_image
+        from vbcaps.data import image_files, read_images
         from vbcaps.pictures import predictions
         from vbcaps.run import RunError, load_weights
         from vbcaps.train import predict_scores
@@ -162,14 +161,17 @@ def predict(
         if net.in_channels not in (1, 3):
             raise RunError(f"{path} looks at {net.in_channels} channels at once; an image file has 1 or 3")
         side = recipe.image_size or (recipe.crop if recipe.data else ABOUT[recipe.dataset][2])
-        pixels = torch.stack([read_image(image, side, net.in_channels) for image in images])
+        files = [file for image in images for file in image_files(image)]
+        pixels = read_images(files, side, net.in_channels)
         scores = predict_scores(net, pixels, view).cpu()
         rows = table("image", "class", numbers=("probability", "next"))
-        for image, score in zip(images, scores, strict=True):
+        for file, score in zip(files, scores, strict=True):
             (first, second), (j, k) = (x.tolist() for x in score.topk(2))
-            rows.add_row(str(image), classes[j], percent(first), f"{classes[k]} {percent(second)}")
+            rows.add_row(str(file), classes[j], percent(first), f"{classes[k]} {percent(second)}")
         say(rows, f"by {path}")
-        draw(lambda: predictions(pixels.numpy(), scores.numpy(), classes, picture))
+        if len(files) > DRAWN:
+            say(f"the picture has the first {DRAWN} of {len(files):,}")
+        draw(lambda: predictions(pixels[:DRAWN].numpy(), scores[:DRAWN].numpy(), classes, picture))
 
 
 @app.command()

@@ -4,7 +4,7 @@ from vbcaps.data.augment import View
 from vbcaps.data.catalogue import DATASETS, load
 from vbcaps.data.dataset import DataError, Dataset, Split, data_folder
 from vbcaps.data.download import FileState, check, fetch
-from vbcaps.data.folder import read_image
+from vbcaps.data.folder import image_files, read_image, read_images
 from vbcaps.data.splits import hold_out, viewpoints
 
 __all__ = [
@@ -18,7 +18,9 @@ __all__ = [
     "data_folder",
     "fetch",
     "hold_out",
+    "image_files",
     "load",
     "read_image",
+    "read_images",
     "viewpoints",
 ]

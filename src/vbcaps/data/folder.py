@@ -4,9 +4,10 @@ Either ``train`` and ``test`` (or ``val``), each with one folder for every class
 class-balanced fifth is held out for the test; or all are the test, where nothing is trained on them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ SIZE, TEST_FRACTION, SEED = 32, 0.2, 0
 GREY = {"1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N"}
 LAYOUT = "expected one folder for each class with images in it, or train/ and test/ with such folders"
 Files = dict[str, list[Path]]  # images by class
+T = TypeVar("T")
 
 
 def image_folder(root: Path, size: int | None = None, whole: bool = False) -> Dataset:
@@ -50,6 +52,20 @@ def image_folder(root: Path, size: int | None = None, whole: bool = False) -> Da
             raise DataError(f"{root / single[0]}: one image only, but there must be one to train and one to test")
         splits = [*hold_out(splits[0], TEST_FRACTION, SEED)]
     return Dataset(root.name or str(root), splits[0], splits[1], classes, f"the images in {root.name or root}")
+
+
+def image_files(path: Path) -> list[Path]:
+    """The images in a folder and in its folders, in order; what is no folder is itself."""
+    if not path.is_dir():
+        return [path]
+    if files := _images(path):
+        return files
+    raise DataError(f"{path}: has no images ({', '.join(sorted(SUFFIXES))})")
+
+
+def read_images(paths: list[Path], size: int, channels: int) -> Tensor:
+    """Image files as uint8 ``n channels size size``."""
+    return torch.stack(_each(lambda path: read_image(path, size, channels), paths))
 
 
 def read_image(path: Path, size: int, channels: int) -> Tensor:
@@ -100,12 +116,11 @@ def _images(folder: Path) -> list[Path]:
 
 def _read(files: Files, size: int, channels: int) -> Split:
     paths = [path for members in files.values() for path in members]
-    images = torch.stack(list(_each(lambda path: read_image(path, size, channels), paths)))
     labels = [label for label, members in enumerate(files.values()) for _ in members]
-    return Split(images, torch.tensor(labels))
+    return Split(read_images(paths, size, channels), torch.tensor(labels))
 
 
-def _each(function, paths: list[Path]) -> Iterable:  # type: ignore[no-untyped-def]
+def _each(function: Callable[[Path], T], paths: list[Path]) -> list[T]:
     """In threads: Pillow decodes outside Python's lock."""
     with ThreadPoolExecutor() as pool:
         return list(pool.map(function, paths))
