@@ -57,6 +57,7 @@ CHOICES = (
     "stretch=0.2",
     "cutout=0",
     "cutout=8 cutouts=3",
+    "paste=yes",
     "mixup=0",
     "smoothing=0.1",
     "optimiser=adamw weight_decay=0.05",
