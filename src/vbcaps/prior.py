@@ -72,8 +72,10 @@ class Prior(nn.Module):
 
         dtype = dtype or torch.get_default_dtype()
         given = dict(alpha0=alpha0, m0=m0, kappa0=kappa0, Psi0=Psi0, nu0=dim + 1.0 if nu0 is None else nu0)
-        for name in NAMES:
-            value = self._checked(name, torch.as_tensor(given[name], dtype=dtype).detach().clone())
+        for name, number in given.items():
+            where = number.device if isinstance(number, Tensor) else torch.get_default_device()
+            value = torch.as_tensor(number, dtype=dtype, device="cpu")  # on "meta" there is no value to check
+            value = self._checked(name, value.detach().clone()).to(where)
             if name in self.learn:
                 self.register_parameter(f"{name}_raw", nn.Parameter(self._to_raw(name, value)))
             else:
