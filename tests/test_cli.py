@@ -18,7 +18,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import vbcaps.data
-from vbcaps import cli, progress, shipped
+from vbcaps import cli, pictures, progress, shipped
 from vbcaps.cli import ABOUT, app
 from vbcaps.flags import NOT_FLAGS
 from vbcaps.recipe import Recipe
@@ -214,8 +214,11 @@ def test_predict_of_a_folder_is_of_all_its_images(trained, monkeypatch):
     files = [word for word in said.split() if word.startswith("new/")]
     assert files == ["new/1.png", "new/below/2.PNG", "new/below/3.jpg", "new/1.png"]
     assert "the picture has" not in said
+    drawn: list[tuple[int, int]] = []
     monkeypatch.setattr(cli, "DRAWN", 2)
+    monkeypatch.setattr(pictures, "predictions", lambda pixels, scores, *_: drawn.append((len(pixels), len(scores))))
     assert "the picture has the first 2 of 4" in run("predict", "new", "new/1.png", "--weights", folder)
+    assert drawn == [(2, 2)]
     Path("empty").mkdir()
     assert "empty: has no images (.bmp" in run("predict", "new", "empty", "--weights", folder, code=1)
 
