@@ -1,4 +1,4 @@
-"""Networks outside the plain loop: compiled, in bfloat16, saved, exported, copied, distributed."""
+"""Networks outside the plain loop: compiled, in bfloat16, saved, exported, copied, without storage, distributed."""
 
 import copy
 import gc
@@ -308,3 +308,14 @@ def test_two_processes_have_the_gradients_of_one_on_the_joined_batch(tmp_path):
         for name, gradient in gradients.items():
             for share in shares:
                 torch.testing.assert_close(share[name], gradient, msg=lambda m, at=(case, name): f"{at}: {m}")
+
+
+@pytest.mark.parametrize("case", ROUTINGS + LEARNED)
+def test_a_network_without_storage_takes_the_weights_of_another(case):
+    net = make(case).eval()
+    with torch.device("meta"):
+        empty = make(case).eval()
+    assert all(x.is_meta for x in empty.state_dict().values())
+    empty.to_empty(device="cpu").load_state_dict(net.state_dict())
+    x = torch.randn(2, net.in_channels, 20, 20)
+    assert torch.equal(empty(x).logits, net(x).logits)

@@ -170,27 +170,6 @@ def test_gain_reaches_every_capsule_layer():
 # --- routing by a word ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: CapsNet((4, 2, 2, 3), image_size=20),
-        lambda: CapsNet((4, 2, 2, 3), image_size=20, routing="em"),
-        lambda: CapsNet((4, 2, 2, 3), image_size=20, routing="dynamic", logit_scale=True),
-        lambda: CapsNet(
-            (4, 2, 2, 3), image_size=20, routing_options=dict(prior=Prior(0.1, precision="full", learn="all"))
-        ),
-    ],
-)
-def test_a_network_without_storage_takes_the_weights_of_another(make):
-    net = make().eval()
-    with torch.device("meta"):
-        empty = make().eval()
-    assert all(x.is_meta for x in empty.state_dict().values())
-    empty.to_empty(device="cpu").load_state_dict(net.state_dict())
-    x = torch.randn(2, 2, 20, 20)
-    assert torch.equal(empty(x).logits, net(x).logits)
-
-
 def test_networks_of_different_routing_differ_only_in_their_betas():
     def shapes(routing):
         return {k: v.shape for k, v in CapsNet(SMALL, routing=routing).named_parameters()}
