@@ -148,7 +148,7 @@ def predict(
     ),
     device: Device = "auto",
 ) -> None:
-    """Say what images show: the class of each, its probability, and a picture of them all."""
+    """Say what images show: the class of each, its probability, and a picture of the first of them."""
     with clear_errors():
         from vbcaps.data import image_files, read_images
         from vbcaps.pictures import predictions
