@@ -13,6 +13,7 @@ from vbcaps.data import View, load
 from vbcaps.data.augment import mixup
 from vbcaps.learner import Learner, NonFinite, epoch_plan
 from vbcaps.losses import nll_loss
+from vbcaps.muon import Muon
 from vbcaps.run import RunError, load_weights
 from vbcaps.step import WARM_UP
 from vbcaps.train import Interrupted, evaluate, fit, pick_device, predict_scores, prepare
@@ -95,6 +96,7 @@ def test_an_epoch_is_a_pure_function_of_seed_and_epoch():
         {},
         dict(optimiser="sgd", lr=0.1, weight_decay=1e-3),
         dict(optimiser="adamw", weight_decay=0.1, rotate=10.0),
+        dict(optimiser="muon", weight_decay=0.1),
         dict(ema=0.7, smoothing=0.1),
         dict(loss_on="activations"),
         dict(mixup=0.4, cutout=5, cutouts=2),
@@ -105,12 +107,16 @@ def test_an_epoch_is_a_pure_function_of_seed_and_epoch():
 def test_a_step_is_the_loop_everyone_writes(fields):
     learner = learner_of(**fields)
     r, net = learner.recipe, copy.deepcopy(learner.net)
+    parameters, optimisers = list(net.parameters()), []
+    if r.optimiser == "muon":
+        optimisers = [Muon([p for p in parameters if p.ndim > 2], lr=1.0, weight_decay=r.weight_decay)]
+        parameters = [p for p in parameters if p.ndim < 2]
     if r.optimiser == "adam":
-        optimiser = torch.optim.Adam(net.parameters(), fused=True)
-    elif r.optimiser == "adamw":
-        optimiser = torch.optim.AdamW(net.parameters(), weight_decay=r.weight_decay, fused=True)
+        optimisers += [torch.optim.Adam(parameters, fused=True)]
+    elif r.optimiser in ("adamw", "muon"):
+        optimisers += [torch.optim.AdamW(parameters, weight_decay=r.weight_decay, fused=True)]
     else:
-        optimiser = torch.optim.SGD(net.parameters(), momentum=r.momentum, weight_decay=r.weight_decay, fused=True)
+        optimisers += [torch.optim.SGD(parameters, momentum=r.momentum, weight_decay=r.weight_decay, fused=True)]
     average = {name: x.clone() for name, x in net.state_dict().items()}
     total, wrong = 0.0, 0
     learner.begin()
@@ -126,12 +132,13 @@ def test_a_step_is_the_loop_everyone_writes(fields):
             share = torch.where(squares, 1.0, share)
         if r.mixup or r.paste:
             x, target = mixup(x, y, share, 3)
-        optimiser.param_groups[0]["lr"] = torch.tensor(r.learning_rate(k, 6)).item()
-        optimiser.zero_grad()
+        net.zero_grad()
         out = net(x)
         loss = nll_loss(out.logits, target, on=r.loss_on, smoothing=r.smoothing)
         loss.backward()
-        optimiser.step()
+        for optimiser in optimisers:
+            optimiser.param_groups[0]["lr"] = torch.tensor(r.learning_rate(k, 6))
+            optimiser.step()
         total, wrong = total + loss.item(), wrong + int((out.logits.argmax(1) != y).sum())
         for name, value in net.state_dict().items():
             keep = min(r.ema, (1 + k) / (10 + k))
@@ -180,7 +187,7 @@ def test_the_steps_that_warm_a_capture_up_may_pass_the_end_of_the_epoch():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
-@pytest.mark.parametrize("optimiser", ["adam", "adamw", "sgd"])
+@pytest.mark.parametrize("optimiser", ["adam", "adamw", "muon", "sgd"])
 def test_a_captured_epoch_equals_an_eager_one(optimiser):
     fields = dict(optimiser=optimiser, lr=0.01, ema=0.9, backend="auto", arch=(8, 4, 4, 4))
     captured, eager = learner_of("cuda", **fields), learner_of("cuda", **fields)

@@ -16,6 +16,7 @@ from vbcaps.distributed import ALONE, Group, synchronise
 from vbcaps.layers import Capsules
 from vbcaps.losses import nll_loss, spread_loss, spread_margin
 from vbcaps.models import Network, Scores
+from vbcaps.muon import Muon, is_map
 from vbcaps.recipe import Recipe
 from vbcaps.step import Graph
 
@@ -88,7 +89,7 @@ class Learner:
         self.begin()
         self.first_statistics()
         self.ema = copy.deepcopy(self.net).eval().requires_grad_(False) if recipe.ema else None
-        self.optimiser = self.make_optimiser()
+        self.optimisers = self.make_optimisers()
         self.graph = Graph(self.work, self.changed, device, stream, capture=group.size == 1)
 
     @property
@@ -96,23 +97,25 @@ class Learner:
         """What is evaluated and kept: the average where there is one."""
         return self.net if self.ema is None else self.ema
 
-    def make_optimiser(self) -> torch.optim.Optimizer:
-        """Fused, so that it is one kernel that reads the learning rate from a tensor; its state is there at once."""
+    def make_optimisers(self) -> list[torch.optim.Optimizer]:
+        """Fused, so that it is one kernel that reads the learning rate from a tensor; their state is there at once."""
         r, parameters, lr = self.recipe, list(self.net.parameters()), self.rate[0, 0]
-        if r.optimiser in ("adam", "adamw"):
-            capturable = self.rate.is_cuda and self.group.size == 1
-            kind = torch.optim.Adam if r.optimiser == "adam" else torch.optim.AdamW
-            optimiser: torch.optim.Optimizer = kind(
-                parameters, lr=lr, weight_decay=r.weight_decay, fused=True, capturable=capturable
-            )
-            for p in parameters:
-                step = torch.zeros((), device=p.device)
-                optimiser.state[p] = dict(step=step, exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
-        else:
-            optimiser = torch.optim.SGD(parameters, lr=lr, momentum=r.momentum, weight_decay=r.weight_decay, fused=True)
+        made: list[torch.optim.Optimizer] = []
+        if r.optimiser == "sgd":
+            made += [torch.optim.SGD(parameters, lr, momentum=r.momentum, weight_decay=r.weight_decay, fused=True)]
             for p in parameters if r.momentum else []:
-                optimiser.state[p] = dict(momentum_buffer=torch.zeros_like(p))
-        return optimiser
+                made[0].state[p] = dict(momentum_buffer=torch.zeros_like(p))
+            return made
+        if r.optimiser == "muon":
+            made += [Muon([p for p in parameters if is_map(p)], lr, weight_decay=r.weight_decay)]
+            parameters = [p for p in parameters if not is_map(p)]
+        kind = torch.optim.Adam if r.optimiser == "adam" else torch.optim.AdamW
+        capturable = self.rate.is_cuda and self.group.size == 1
+        made += [kind(parameters, lr, weight_decay=r.weight_decay, fused=True, capturable=capturable)]
+        for p in parameters:
+            step = torch.zeros((), device=p.device)
+            made[-1].state[p] = dict(step=step, exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
+        return made
 
     @torch.no_grad()
     def first_statistics(self) -> None:
@@ -156,11 +159,12 @@ class Learner:
         k = self.k.clamp(max=self.steps - 1)  # a capture may go past the end of the epoch, and is put back
         self.rate.copy_(self.rates.index_select(0, k))
         x, y, target = self.images(k)
-        self.optimiser.zero_grad(set_to_none=True)
+        self.net.zero_grad(set_to_none=True)
         out = self.module(x)
         loss = self.loss(out, target)
         loss.backward()
-        self.optimiser.step()
+        for optimiser in self.optimisers:
+            optimiser.step()
         with torch.no_grad():
             if self.ema is not None:
                 self.average()
@@ -221,8 +225,9 @@ class Learner:
         tensors = {f"net.{name}": x for name, x in self.net.state_dict().items()}
         if self.ema is not None:
             tensors |= {f"ema.{name}": x for name, x in self.ema.state_dict().items()}
-        for p, of_parameter in self.optimiser.state.items():
-            tensors |= {f"optimiser.{names[p]}.{key}": x for key, x in of_parameter.items()}
+        for optimiser in self.optimisers:
+            for p, of_parameter in optimiser.state.items():
+                tensors |= {f"optimiser.{names[p]}.{key}": x for key, x in of_parameter.items()}
         return tensors | {"sums": self.sums}
 
     def changed(self) -> Iterator[Tensor]:

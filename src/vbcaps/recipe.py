@@ -20,7 +20,7 @@ CHOICES: dict[str, tuple[str, ...]] = dict(
     activation=("released", "paper"), through=("all", "last"), precision=("gamma", "wishart", "full"),
     learn=("alpha0", "m0", "kappa0", "Psi0", "nu0"), init=("glorot", "identity"),
     backend=("auto", "reference", "triton", "cpu"), loss=("nll", "spread"), loss_on=("activations", "logits"),
-    optimiser=("adam", "adamw", "sgd"), schedule=("constant", "exponential", "steps", "cosine", "onecycle"),
+    optimiser=("adam", "adamw", "muon", "sgd"), schedule=("constant", "exponential", "steps", "cosine", "onecycle"),
     viewpoint=("azimuth", "elevation"), hold_out=("images", "objects"),
     standardise=("image", "crop", "dataset", "none"), fill=("black", "mean", "edge"),
 )  # fmt: skip
@@ -110,10 +110,10 @@ class Recipe:
     smoothing: float = _field(0.0, "nll: how much of a label goes to all classes alike")
     batch: int = _field(32, "images in a step, of all processes together")
     epochs: int = _field(350, "passes over the training images; an incomplete last batch is left out")
-    optimiser: str = _field("adam", "Adam, AdamW, or SGD with momentum")
+    optimiser: str = _field("adam", "Adam, AdamW, SGD with momentum, or Muon (AdamW for what is no matrix)")
     lr: float = _field(3e-3, "highest learning rate")
     momentum: float = _field(0.9, "of SGD")
-    weight_decay: float = _field(0.0, "L2 penalty, as part of the gradient; of AdamW beside it")
+    weight_decay: float = _field(0.0, "L2 penalty, as part of the gradient; of AdamW and Muon beside it")
     schedule: str = _field("exponential", "how the learning rate falls")
     warmup: float = _field(0.0, "epochs in which the learning rate rises from 0, in any schedule")
     milestones: tuple[int, ...] = _field((), "steps: epochs after which the learning rate is multiplied by decay")

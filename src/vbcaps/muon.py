@@ -1,0 +1,77 @@
+"""Muon (Keller Jordan et al., 2024): steps that move all directions of a matrix alike."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+# Of the odd polynomial x (A + B x^2 + C x^4) that takes singular values towards 1, as Jordan chose them: steep at 0, so
+# that five times bring all but the smallest between 0.7 and 1.2.
+A, B, C = 3.4445, -4.7750, 2.0315
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum, made orthogonal. For convolutions and for transformations of capsules; the rest is for AdamW.
+
+    A step is the matrix with the singular vectors of the momentum (Nesterov's) and singular values near 1, times
+    ``0.2 sqrt(longer side)``: entries are then about as large as those of AdamW's steps, and its rates and decays serve
+    here, too (Liu et al., 2025). Weights decay beside it, as in AdamW.
+    """
+
+    def __init__(
+        self, parameters: Sequence[Tensor], lr: float | Tensor, momentum: float = 0.95, weight_decay: float = 0.0
+    ):
+        for p in parameters:
+            if not is_map(p):
+                raise ValueError(f"Muon is for weights of convolutions and of capsules, got shape {tuple(p.shape)}")
+        super().__init__(parameters, dict(lr=lr, momentum=momentum, weight_decay=weight_decay))
+        for p in parameters:
+            self.state[p] = dict(momentum_buffer=torch.zeros_like(p))
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            weights = [p for p in group["params"] if p.grad is not None]
+            if not weights:
+                continue
+            buffers = [self.state[p]["momentum_buffer"] for p in weights]
+            torch._foreach_lerp_(buffers, [p.grad for p in weights], 1 - group["momentum"])
+            ahead = torch._foreach_lerp([p.grad for p in weights], buffers, group["momentum"])
+            matrices = [as_matrix(x) for x in ahead]
+            for p, matrix, step in zip(weights, matrices, orthogonal(matrices), strict=True):
+                step = from_matrix(step, p.shape) * (group["lr"] * 0.2 * max(matrix.shape) ** 0.5)
+                p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(step)
+
+
+def is_map(p: Tensor) -> bool:
+    """A convolution's weight, or a capsule layer's."""
+    return p.ndim in (4, 6)
+
+
+def as_matrix(weight: Tensor) -> Tensor:
+    """What maps a field: filters by its entries; of capsules, whose votes are M_i W_ij, ``(i p) (j q)``."""
+    if weight.ndim == 4:
+        return weight.flatten(1)
+    return weight.flatten(0, 2).transpose(1, 2).flatten(2).flatten(0, 1)  # i j p q, i p j q
+
+
+def from_matrix(matrix: Tensor, shape: torch.Size) -> Tensor:
+    if len(shape) == 4:
+        return matrix.reshape(shape)
+    *field, j, p, q = shape
+    return matrix.reshape(-1, p, j, q).transpose(1, 2).reshape(*field, j, p, q)
+
+
+def orthogonal(matrices: Sequence[Tensor]) -> list[Tensor]:
+    """Each with its singular values near 1, those of one shape at once; what is 0 stays 0."""
+    wide = [x if x.shape[0] <= x.shape[1] else x.T for x in matrices]
+    done: dict[int, Tensor] = {}
+    for shape in dict.fromkeys(x.shape for x in wide):
+        members = [k for k, x in enumerate(wide) if x.shape == shape]
+        x = torch.stack([wide[k] for k in members])
+        x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-20)
+        for _ in range(5):
+            s = x @ x.mT
+            x = torch.baddbmm(x, torch.baddbmm(s, s, s, beta=B, alpha=C), x, beta=A)
+        done |= dict(zip(members, x, strict=True))
+    return [done[k] if wide[k] is x else done[k].T for k, x in enumerate(matrices)]
