@@ -9,6 +9,7 @@ import argparse
 import difflib
 import json
 import math
+import re
 import statistics
 import sys
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from recorded import Group, Run, command, flags, groups, name_of, read_runs
 from scipy.special import stdtrit
 
 from vbcaps.recipe import Recipe
-from vbcaps.recipes import FAMILIAR, PAPER, RECIPES, paper
+from vbcaps.recipes import FAMILIAR, PAPER, paper
 
 ROOT = Path(__file__).parents[1]
 RESULTS, WEIGHTS = ROOT / "results", ROOT / "src" / "vbcaps" / "weights"
@@ -250,30 +251,44 @@ def all_tables(rows: list[Group]) -> str:
 
 
 def main_table(rows: list[Group]) -> str:
-    """Recipes as they are, without flags: paper | ours | training. Fast twins have their own rows."""
-    found = {name_of(group): group for group in rows if not flags(group[0].recipe)}
+    """A row for each recipe, as it is now or as it was last: paper | ours | training. Fast twins have their own."""
+    found = last_of_each(rows)
     footnotes: list[str] = []
 
     def mark(group: Group, cell: str) -> str:
-        for source in sources(group):
-            footnotes.extend([source] if source not in footnotes else [])
-            cell += f" [{footnotes.index(source) + 1}]"
+        said, changed = [f"data: {source}" for source in sources(group)], flags(group[0].recipe)
+        for one in said + ([f"today's recipe with `{changed}`"] if changed else []):
+            footnotes.extend([one] if one not in footnotes else [])
+            cell += f" [{footnotes.index(one) + 1}]"
         return cell
 
     cells = []
     for name, what in MAIN.items():
         for twin in (name, f"{name}_fast"):
             group = found.get(twin)
-            label = what + (f", fast: {lasting(RECIPES[twin]())}" if twin != name and twin in RECIPES else "")
             if group is not None:
+                label = what + (f", fast: {lasting(group[0].recipe)}" if twin != name else "")
                 cells.append([label, papers(twin), mark(group, ours(group)), training(group)])
                 for crops, tests in tests_on_crops(group).items():
                     error = f"{spread([test['error'] for test in tests])} ({len(tests)})"
                     cells.append([f"{label}, the mean of {crops} crops", averaged(group), mark(group, error), ""])
             elif twin in PAPER and "±" in PAPER[twin]:
-                cells.append([label, papers(twin), "not run yet", ""])
-    notes = "".join(f"\n\n[{k}] data: {source}" for k, source in enumerate(footnotes, 1))
+                cells.append([what, papers(twin), "not run yet", ""])
+    notes = "".join(f"\n\n[{k}] {one}" for k, one in enumerate(footnotes, 1))
     return table("test error in % | paper | ours: mean ± std (runs) | training", cells) + notes
+
+
+def last_of_each(rows: list[Group]) -> dict[str, Group]:
+    """Of each recipe its runs as it is; where there are none, those with other fields whose folder has the last number.
+
+    When the fields of a dataset change, its cells keep what they had until they are trained again.
+    """
+
+    def order(group: Group) -> tuple[bool, int]:
+        numbers = [int(number) for run in group for number in re.findall(r"\d+$", run.folder.parts[0])]
+        return not flags(group[0].recipe), max(numbers, default=0)
+
+    return {name_of(group): group for group in sorted(rows, key=order) if not group[0].recipe.validation}
 
 
 def lasting(recipe: Recipe) -> str:

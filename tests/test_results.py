@@ -350,6 +350,23 @@ def test_a_fast_twin_and_a_changed_recipe_have_their_own_rows(house):
     assert "2.20" not in readme
 
 
+def test_a_cell_whose_recipe_has_changed_keeps_what_was_recorded_last(house):
+    base = recipe("fashion_em_fast")
+    for k, error in ((2, 0.061), (10, 0.062), (9, 0.063)):
+        note(house, f"fashion_em_fast-{k}", replace(base, epochs=100 + k), error, seconds=float(k))
+    note(house, "held-11", replace(base, validation=0.2), None)
+    label = f"| {tables.MAIN['fashion_em']}, fast:"
+    readme = made(house)[1]
+    assert f"{label} 110 epochs | 6.14 | 6.20 (1) [1] |" in readme
+    assert readme.count("\n[1] today's recipe with `--epochs 110`\n") == 1
+    assert readme.count(label) == 1
+    note(house, "as_it_is-1", base, 0.064, seconds=80.0)
+    readme = made(house)[1]
+    assert f"{label} {base.epochs} epochs | 6.14 | 6.40 (1) |" in readme
+    assert readme.count(label) == 1
+    assert "today's recipe" not in readme
+
+
 def test_runs_of_the_same_recipe_recorded_apart_are_one_row(house):
     note(house, "a", recipe("svhn"), 0.04)
     note(
