@@ -282,9 +282,11 @@ def test_a_matched_run_stops_at_the_error_it_should_match(tmp_path, monkeypatch)
     assert result.test.count == 15
 
 
-def test_a_cnn_is_trained_resumed_and_tested_by_the_same_path(tmp_path, monkeypatch):
+@pytest.mark.parametrize("optimiser", ["adam", "muon"])
+def test_a_cnn_is_trained_resumed_and_tested_by_the_same_path(tmp_path, monkeypatch, optimiser):
     monkeypatch.setattr("vbcaps.train.why_no_library", lambda: "no compiler was found")
     plain: dict = dict(network="cnn", arch=(8, 8, 8, 8), iters=3, backend="auto", ema=0.9, epochs=12)
+    plain |= dict(optimiser=optimiser)
     events = []
     (result,) = fit(tiny.recipe(**plain), tmp_path / "whole", device="cpu", on_event=events.append)
     assert not [event for event in events if event.kind == "note"]  # it does without kernels for routing
