@@ -61,6 +61,7 @@ CHOICES = (
     "mixup=0",
     "smoothing=0.1",
     "optimiser=adamw weight_decay=0.05",
+    "optimiser=muon lr=0.003 weight_decay=0.5",
     # what the network sees
     "image_size=48 pad=0",
     "image_size=32 pad=3",
