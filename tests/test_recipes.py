@@ -118,7 +118,7 @@ def test_fast_twins_of_a_dataset_differ_as_their_parents_do(name):
         for of, to in ((name, best), (f"{name}_fast", f"{best}_fast"))
     )
     changed = {field for field in ours if ours[field] != theirs[field]}
-    assert changed <= {"activation", "lr", "weight_decay", "gain"}  # the first is VB's
+    assert changed <= {"activation", "optimiser", "lr", "weight_decay", "gain"}  # the first is VB's
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ class Learner:
         return self.net if self.ema is None else self.ema
 
     def make_optimisers(self) -> list[torch.optim.Optimizer]:
-        """Fused, so that it is one kernel that reads the learning rate from a tensor; their state is there at once."""
+        """They read the learning rate from a tensor; their state is there at once. PyTorch's own are fused."""
         r, parameters, lr = self.recipe, list(self.net.parameters()), self.rate[0, 0]
         made: list[torch.optim.Optimizer] = []
         if r.optimiser == "sgd":
