@@ -25,7 +25,11 @@ VIEWS = {
     "edges, by the image": View(crop=17, brightness=0.4, place=True, fill="edge"),
     "as it is": View(crop=12, standardise="none", contrast=0.2),
 }
-TURNED = {"turned": View(crop=8, flip=True, rotate=20.0, zoom=0.2, stretch=0.3, cutout=3, fill="edge")}
+TURNED = {
+    "turned, sharpened": View(
+        crop=8, flip=True, rotate=20.0, zoom=0.2, stretch=0.3, sharpness=1.0, cutout=3, fill="edge"
+    )
+}
 
 
 def images_of(n: int = 5, c: int = 2, h: int = 12, w: int = 12) -> torch.Tensor:
@@ -212,6 +216,18 @@ def test_a_view_that_may_turn_but_does_not_is_the_plain_one():
     torch.testing.assert_close(turned, View(crop=8).train(images, u[:, :2]), atol=1e-5, rtol=1e-5)
 
 
+def test_sharpness_moves_a_crop_towards_or_away_from_that_which_scipy_blurs():
+    view, images = View(crop=9, standardise="none", contrast=0.2, sharpness=0.8, cutout=3), images_of(6)
+    u = torch.rand(6, view.draws)
+    plain = View(crop=9, standardise="none", contrast=0.2).train(images, u[:, :3])
+    blurred = plain.double().numpy()
+    for axis in (2, 3):
+        blurred = scipy.ndimage.convolve1d(blurred, [0.25, 0.5, 0.25], axis, mode="nearest")
+    factor = 1 + 0.8 * (2 * u[:, 3, None, None, None].double().numpy() - 1)
+    expected = (blurred + factor * (plain.numpy() - blurred)) * view.outside_squares(u).numpy()
+    np.testing.assert_allclose(view.train(images, u).numpy(), expected, atol=1e-6)
+
+
 def test_cutout_blanks_a_square_anywhere():
     view, images = View(crop=8, cutout=4), images_of(300, 1)
     u = torch.rand(300, 4)
@@ -291,6 +307,7 @@ def test_draws():
     assert View(crop=4, flip=True, rotate=9.0, stretch=0.1, cutout=2).draws == 7
     assert [View(crop=4, cutout=c, cutouts=3).draws for c in (0, 2)] == [2, 8]
     assert View(crop=4, cutout=2, paste=True).draws == 4
+    assert [View(crop=4, sharpness=v, cutout=2).draws for v in (0, 0.5)] == [4, 5]
     assert [View(crop=4, rotate=r, zoom=z, cutout=c).draws for r in (0, 9) for z in (0, 0.1) for c in (0, 2)] == [
         *(2, 4, 3, 5),
         *(3, 5, 4, 6),
@@ -311,6 +328,7 @@ def test_a_view_travels_as_json():
         (dict(fill="white"), "fill must be one of"),
         (dict(brightness=-0.1), "brightness must be from 0 to 1"),
         (dict(contrast=2.0), "contrast must be from 0 to 1"),
+        (dict(sharpness=1.1), "sharpness must be from 0 to 1, got 1.1"),
         (dict(rotate=-1.0), "rotate must be from 0 to 180, got -1"),
         (dict(zoom=1.0), "zoom must be from 0 to 0.9, got 1"),
         (dict(stretch=-0.1), "stretch must be from 0 to 0.9, got -0.1"),

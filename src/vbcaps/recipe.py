@@ -27,7 +27,7 @@ CHOICES: dict[str, tuple[str, ...]] = dict(
 # Number fields: the smallest and the largest value allowed.
 RANGES: dict[str, tuple[float, float]] = dict(
     validation=(0, 0.9), split=(0, 2**32 - 1), match=(0, 1), image_size=(8, 1024), seed=(0, 2**32 - 1),
-    crop=(20, 256), pad=(0, 64), brightness=(0, 1), contrast=(0, 1), rotate=(0, 180), zoom=(0, 0.9),
+    crop=(20, 256), pad=(0, 64), brightness=(0, 1), contrast=(0, 1), sharpness=(0, 1), rotate=(0, 180), zoom=(0, 0.9),
     stretch=(0, 0.9), cutout=(0, 256), cutouts=(1, 16), mixup=(0, 0.5), smoothing=(0, 0.9), iters=(1, 100),
     temperature=(1e-6, 1e6), min_var=(1e-9, 1e6), gain=(1e-3, 1e3), noise=(0, 1), batch=(1, 65536), epochs=(1, 100_000),
     lr=(0, 100), momentum=(0, 0.9999), weight_decay=(0, 1), warmup=(0, 100_000), decay=(0, 1), final=(0, 1),
@@ -76,6 +76,7 @@ class Recipe:
     rotate: float = _field(0.0, "turn training images at random, up to so many degrees either way; 0: off")
     zoom: float = _field(0.0, "enlarge or reduce training images at random, up to this share; 0: off")
     stretch: float = _field(0.0, "make training images wider and lower, or the reverse, up to this share; 0: off")
+    sharpness: float = _field(0.0, "blur or sharpen training images at random, up to this share; 0: off")
     cutout: int = _field(0, "side of a square of training images, anywhere, that is blanked; 0: off")
     cutouts: int = _field(1, "how many such squares")
     paste: bool = _field(False, "nll: fill such squares from another image, which has its share of the label")
@@ -200,7 +201,8 @@ class Recipe:
         return View(
             crop=self.crop, pad=self.pad, standardise=self.standardise, flip=self.flip, place=self.place,
             brightness=self.brightness, contrast=self.contrast, rotate=self.rotate, zoom=self.zoom,
-            stretch=self.stretch, cutout=self.cutout, cutouts=self.cutouts, paste=self.paste, fill=self.fill,
+            stretch=self.stretch, sharpness=self.sharpness, cutout=self.cutout, cutouts=self.cutouts, paste=self.paste,
+            fill=self.fill,
         )  # fmt: skip
 
     def prior(self) -> "Prior":

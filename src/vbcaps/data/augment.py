@@ -36,6 +36,8 @@ class View:
         rotate, zoom, stretch: in training, the image is turned about the middle of the crop by up to so many degrees
             either way, enlarged by a factor from 1 - z to 1 + z, and made wider by one from 1 - s to 1 + s and lower by
             the same; 0 is off.
+        sharpness: in training, the distance of the crop to a blurred one (1 2 1 in both directions, its edge continued)
+            is scaled by a factor from 1 - s to 1 + s; 0 is off.
         cutout, cutouts: in training, a square of so many pixels a side, anywhere, is set to what standardised images
             are on average, 0; it may lie partly outside. 0 is off. And how many such squares, which may overlap.
         paste: leave the squares to ``mixup``, which fills them from another image; ``outside_squares`` says where.
@@ -54,6 +56,7 @@ class View:
     rotate: float = 0.0
     zoom: float = 0.0
     stretch: float = 0.0
+    sharpness: float = 0.0
     cutout: int = 0
     cutouts: int = 1
     paste: bool = False
@@ -72,7 +75,7 @@ class View:
             raise ValueError(f"standardise must be one of {STANDARDISE}, got {self.standardise!r}")
         if self.fill not in FILL:
             raise ValueError(f"fill must be one of {FILL}, got {self.fill!r}")
-        for name in ("brightness", "contrast"):
+        for name in ("brightness", "contrast", "sharpness"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
         for name, most in (("rotate", 180), ("zoom", 0.9), ("stretch", 0.9), ("cutout", self.crop)):
@@ -101,7 +104,7 @@ class View:
     @property
     def draws(self) -> int:
         """How many uniform numbers an image takes in ``train``: top, left, flip, then what is on of the others."""
-        once = (self.brightness, self.contrast, self.rotate, self.zoom, self.stretch)
+        once = (self.brightness, self.contrast, self.rotate, self.zoom, self.stretch, self.sharpness)
         return 2 + self.flip + sum(strength > 0 for strength in once) + 2 * self.squares
 
     @property
@@ -130,6 +133,8 @@ class View:
         if self.contrast > 0:
             mean = x.mean((1, 2, 3), keepdim=True)
             x = (mean + (x - mean) * self._factor(next(draw), self.contrast)).clamp(0, 1)
+        if self.sharpness > 0:
+            x = torch.lerp(_blurred(x), x, self._factor(next(draw), self.sharpness))
         x = self._standard(x, images, inside)
         return x * self.outside_squares(u) if self.squares and not self.paste else x
 
@@ -251,6 +256,13 @@ def mixup(x: Tensor, y: Tensor, share: Tensor, classes: int) -> tuple[Tensor, Te
     other = (torch.arange(len(y), device=y.device) ^ 1).clamp(max=len(y) - 1)
     label = F.one_hot(y, classes).to(x.dtype)
     return torch.lerp(x, x[other], share), torch.lerp(label, label[other], share.mean((2, 3)))
+
+
+def _blurred(x: Tensor) -> Tensor:
+    """Each pixel the mean of itself, twice, and its neighbours, by rows and by columns."""
+    x = F.pad(x, (1, 1, 1, 1), mode="replicate")
+    x = (x[..., :-2, :] + 2 * x[..., 1:-1, :] + x[..., 2:, :]) / 4
+    return (x[..., :-2] + 2 * x[..., 1:-1] + x[..., 2:]) / 4
 
 
 def _channels(values: tuple[float, ...], like: Tensor) -> Tensor:
