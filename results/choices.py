@@ -61,13 +61,14 @@ CHOICES = (
     "paste=yes",
     "mixup=0",
     "smoothing=0.1",
-    "optimiser=adamw weight_decay=0.05",
-    "optimiser=muon lr=0.003 weight_decay=0.5",
+    "optimiser=adam lr=0.006 weight_decay=0",
+    "optimiser=adamw lr=0.006 weight_decay=0.05",
     # what the network sees
     "image_size=48 pad=0",
     "image_size=32 pad=3",
     # optimisation
-    "lr=0.003",
+    "lr=0.0015",
+    "lr=0.006",
     "batch=64",
     "ema=0",
 )

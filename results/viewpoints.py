@@ -29,8 +29,9 @@ CHOICES = (
     "mixup=0",
     "cutout=0",
     # when it stops the rate is high
-    "lr=0.003",
     "lr=0.0015",
+    "optimiser=adam lr=0.006 weight_decay=0",
+    "optimiser=adam lr=0.003 weight_decay=0",
 )
 
 
