@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -26,9 +27,10 @@ VIEWS = {
     "as it is": View(crop=12, standardise="none", contrast=0.2),
 }
 TURNED = {
+    "turned, bicubic": View(crop=8, rotate=20.0, zoom=0.2, resample="bicubic"),
     "turned, sharpened": View(
         crop=8, flip=True, rotate=20.0, zoom=0.2, stretch=0.3, sharpness=1.0, cutout=3, fill="edge"
-    )
+    ),
 }
 
 
@@ -182,15 +184,14 @@ def test_crops():
             view.crops(image, k)
 
 
-@pytest.mark.parametrize(("fill", "mode"), [("black", "grid-constant"), ("edge", "nearest")])
-@pytest.mark.parametrize("flip", [False, True])
-def test_turned_enlarged_and_stretched_windows_are_those_of_scipy(flip, fill, mode):
+def turned(images: torch.Tensor, flip: bool, fill: str, resample: str) -> Iterator[tuple]:
+    """Of each image: itself, what a view made of it, and the rows and columns at which that lies in the image."""
     turns = dict(rotate=50.0, zoom=0.4, stretch=0.3)
-    view, images = View(crop=7, pad=3, standardise="none", flip=flip, fill=fill, **turns), images_of(4, 3, 12, 15)
-    u = torch.rand(4, view.draws, generator=torch.Generator().manual_seed(1))
+    view = View(crop=7, pad=3, standardise="none", flip=flip, fill=fill, resample=resample, **turns)
+    u = torch.rand(len(images), view.draws, generator=torch.Generator().manual_seed(1))
     found = view.train(images, u)
     for image, numbers, x in zip(images.double() / 255, u.tolist(), found, strict=True):
-        top, left = (math.floor(v * (size + 6 - 7 + 1)) - 3 for v, size in zip(numbers, (12, 15), strict=False))
+        top, left = (math.floor(v * (size + 6 - 7 + 1)) - 3 for v, size in zip(numbers, image.shape[1:], strict=False))
         mirror = -1 if flip and numbers[2] < 0.5 else 1
         angle, size, wide = (strength * (2 * v - 1) for strength, v in zip((50, 0.4, 0.3), numbers[-3:], strict=True))
         angle, size, wide = math.radians(angle), 1 + size, 1 + wide
@@ -198,9 +199,51 @@ def test_turned_enlarged_and_stretched_windows_are_those_of_scipy(flip, fill, mo
         y, across = np.meshgrid(step, mirror * step, indexing="ij")
         rows = top + 3 + (math.cos(angle) * y - math.sin(angle) * across) / size * wide
         cols = left + 3 + (math.sin(angle) * y + math.cos(angle) * across) / size / wide
-        for channel, out in zip(image.numpy(), x, strict=True):
+        yield image.numpy(), x.numpy(), rows, cols
+
+
+@pytest.mark.parametrize(("fill", "mode"), [("black", "grid-constant"), ("edge", "nearest")])
+@pytest.mark.parametrize("flip", [False, True])
+def test_turned_enlarged_and_stretched_windows_are_those_of_scipy(flip, fill, mode):
+    for image, x, rows, cols in turned(images_of(4, 3, 12, 15), flip, fill, "bilinear"):
+        for channel, out in zip(image, x, strict=True):
             expected = scipy.ndimage.map_coordinates(channel, [rows, cols], order=1, mode=mode)
-            np.testing.assert_allclose(out.numpy(), expected, atol=2e-6)
+            np.testing.assert_allclose(out, expected, atol=2e-6)
+
+
+def keys(t: float) -> float:
+    """Keys's cubic convolution with a = -3/4: what a pixel at this distance counts."""
+    t, a = abs(t), -0.75
+    if t <= 1:
+        return (a + 2) * t**3 - (a + 3) * t**2 + 1
+    return a * t**3 - 5 * a * t**2 + 8 * a * t - 4 * a if t < 2 else 0.0
+
+
+@pytest.mark.parametrize("fill", ["black", "edge"])
+@pytest.mark.parametrize("flip", [False, True])
+def test_bicubic_windows_are_sums_over_sixteen_pixels(flip, fill):
+    for image, x, rows, cols in turned(images_of(2, 3, 12, 15), flip, fill, "bicubic"):
+        h, w = image.shape[1:]
+        expected = np.zeros_like(x, dtype=np.float64)
+        for at in np.ndindex(rows.shape):
+            row, col = rows[at], cols[at]
+            for y in range(math.floor(row) - 1, math.floor(row) + 3):
+                for z in range(math.floor(col) - 1, math.floor(col) + 3):
+                    if fill == "edge" or (0 <= y < h and 0 <= z < w):
+                        pixel = image[:, min(max(y, 0), h - 1), min(max(z, 0), w - 1)]
+                        expected[:, *at] += pixel * keys(row - y) * keys(col - z)
+        np.testing.assert_allclose(x, expected, atol=5e-5)
+
+
+@pytest.mark.parametrize("resample", ["bilinear", "bicubic"])
+def test_what_is_outside_a_turned_image_is_its_mean(resample):
+    """Beside pixels that are mixed with nothing of the image, which black would show."""
+    images = torch.full((6, 1, 12, 12), 255, dtype=torch.uint8)
+    u = torch.rand(6, 3, generator=torch.Generator().manual_seed(2))
+    options = dict(crop=20, pad=8, rotate=40.0, resample=resample)
+    black = View(**options, standardise="none").train(images, u)
+    mean = View(**options, standardise="dataset", fill="mean", mean=(0.5,), std=(0.25,)).train(images, u)
+    assert torch.equal(mean == 0, black == 0)
 
 
 def test_a_quarter_turn_moves_pixels_and_blurs_none():
@@ -328,6 +371,7 @@ def test_a_view_travels_as_json():
         (dict(fill="white"), "fill must be one of"),
         (dict(brightness=-0.1), "brightness must be from 0 to 1"),
         (dict(contrast=2.0), "contrast must be from 0 to 1"),
+        (dict(resample="nearest"), "resample must be one of .*'bicubic'.*, got 'nearest'"),
         (dict(sharpness=1.1), "sharpness must be from 0 to 1, got 1.1"),
         (dict(rotate=-1.0), "rotate must be from 0 to 180, got -1"),
         (dict(zoom=1.0), "zoom must be from 0 to 0.9, got 1"),

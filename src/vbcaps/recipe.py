@@ -23,6 +23,7 @@ CHOICES: dict[str, tuple[str, ...]] = dict(
     optimiser=("adam", "adamw", "muon", "sgd"), schedule=("constant", "exponential", "steps", "cosine", "onecycle"),
     viewpoint=("azimuth", "elevation"), hold_out=("images", "objects"),
     standardise=("image", "crop", "dataset", "none"), fill=("black", "mean", "edge"),
+    resample=("bilinear", "bicubic"),
 )  # fmt: skip
 # Number fields: the smallest and the largest value allowed.
 RANGES: dict[str, tuple[float, float]] = dict(
@@ -76,6 +77,7 @@ class Recipe:
     rotate: float = _field(0.0, "turn training images at random, up to so many degrees either way; 0: off")
     zoom: float = _field(0.0, "enlarge or reduce training images at random, up to this share; 0: off")
     stretch: float = _field(0.0, "make training images wider and lower, or the reverse, up to this share; 0: off")
+    resample: str = _field("bilinear", "how turned, enlarged or stretched images are read between pixels")
     sharpness: float = _field(0.0, "blur or sharpen training images at random, up to this share; 0: off")
     cutout: int = _field(0, "side of a square of training images, anywhere, that is blanked; 0: off")
     cutouts: int = _field(1, "how many such squares")
@@ -201,8 +203,8 @@ class Recipe:
         return View(
             crop=self.crop, pad=self.pad, standardise=self.standardise, flip=self.flip, place=self.place,
             brightness=self.brightness, contrast=self.contrast, rotate=self.rotate, zoom=self.zoom,
-            stretch=self.stretch, sharpness=self.sharpness, cutout=self.cutout, cutouts=self.cutouts, paste=self.paste,
-            fill=self.fill,
+            stretch=self.stretch, resample=self.resample, sharpness=self.sharpness, cutout=self.cutout,
+            cutouts=self.cutouts, paste=self.paste, fill=self.fill,
         )  # fmt: skip
 
     def prior(self) -> "Prior":

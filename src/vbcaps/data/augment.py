@@ -15,6 +15,7 @@ from vbcaps.data.dataset import Split
 
 STANDARDISE = ("image", "crop", "dataset", "none")
 FILL = ("black", "mean", "edge")
+RESAMPLE = ("bilinear", "bicubic")
 FLOOR = 1 / 255  # least standard deviation, one grey level: a constant image becomes zeros, not NaN
 
 
@@ -36,6 +37,8 @@ class View:
         rotate, zoom, stretch: in training, the image is turned about the middle of the crop by up to so many degrees
             either way, enlarged by a factor from 1 - z to 1 + z, and made wider by one from 1 - s to 1 + s and lower by
             the same; 0 is off.
+        resample: how such images are read between pixels. "bilinear" blurs them, and images in a test are not blurred;
+            "bicubic" hardly does, and goes beyond 0 and 1 at edges.
         sharpness: in training, the distance of the crop to a blurred one (1 2 1 in both directions, its edge continued)
             is scaled by a factor from 1 - s to 1 + s; 0 is off.
         cutout, cutouts: in training, a square of so many pixels a side, anywhere, is set to what standardised images
@@ -56,6 +59,7 @@ class View:
     rotate: float = 0.0
     zoom: float = 0.0
     stretch: float = 0.0
+    resample: str = "bilinear"
     sharpness: float = 0.0
     cutout: int = 0
     cutouts: int = 1
@@ -75,6 +79,8 @@ class View:
             raise ValueError(f"standardise must be one of {STANDARDISE}, got {self.standardise!r}")
         if self.fill not in FILL:
             raise ValueError(f"fill must be one of {FILL}, got {self.fill!r}")
+        if self.resample not in RESAMPLE:
+            raise ValueError(f"resample must be one of {RESAMPLE}, got {self.resample!r}")
         for name in ("brightness", "contrast", "sharpness"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
@@ -212,7 +218,7 @@ class View:
         size: Tensor,
         wide: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """The same, made wider, then turned about the middle of the crop and ``size`` times as large; bilinear."""
+        """The same, made wider, then turned about the middle of the crop and ``size`` times as large."""
         h, w = images.shape[2:]
         step = torch.arange(self.crop, device=images.device) - (self.crop - 1) / 2
         across = step[None] if flip is None else torch.where(flip[:, None], -step, step)
@@ -221,10 +227,11 @@ class View:
         wide = wide[:, None, None]
         row = (top + (self.crop - 1) / 2)[:, None, None] + (cos * y - sin * x) * wide  # n y x, in pixels of the image
         col = (left + (self.crop - 1) / 2)[:, None, None] + (sin * y + cos * x) / wide
-        inside = ((row > -1) & (row < h) & (col > -1) & (col < w))[:, None]
+        reach = 1 if self.resample == "bilinear" else 2  # pixels that are mixed lie so near
+        inside = ((row > -reach) & (row < h - 1 + reach) & (col > -reach) & (col < w - 1 + reach))[:, None]
         grid = torch.stack([(2 * col + 1) / w - 1, (2 * row + 1) / h - 1], -1)
         outside = "border" if self.fill == "edge" else "zeros"
-        return F.grid_sample(images.float() / 255, grid, padding_mode=outside, align_corners=False), inside
+        return F.grid_sample(images.float() / 255, grid, self.resample, outside, align_corners=False), inside
 
     def _outside_square(self, u: Tensor, v: Tensor) -> Tensor:
         """0 in the square, 1 elsewhere: ``n 1 y x``. Its middle is anywhere in the crop."""
