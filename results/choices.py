@@ -55,6 +55,7 @@ CHOICES = (
     "rotate=15",
     "zoom=0.2",
     "stretch=0.2",
+    "rotate=15 zoom=0.2 stretch=0.2 resample=bicubic",
     "sharpness=1",
     "cutout=0",
     "cutout=8 cutouts=3",

@@ -25,6 +25,7 @@ CHOICES = (
     "zoom=0.2",
     "stretch=0.2",
     "rotate=15 zoom=0.2 stretch=0.2",
+    "rotate=15 zoom=0.2 stretch=0.2 resample=bicubic",
     # what makes familiar toys harder to tell, and may do nothing for novel views
     "mixup=0",
     "cutout=0",
