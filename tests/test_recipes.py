@@ -34,8 +34,8 @@ def test_the_choices_are_those_of_the_modules_that_know_them():
     theirs = dict(
         stem=models.STEMS, routing=tuple(ROUTINGS), activation=vb.ACTIVATIONS, through=vb.THROUGH,
         precision=prior.PRECISIONS, learn=prior.NAMES, init=layers.INITS, backend=route.BACKENDS, loss_on=losses.NLL_ON,
-        standardise=augment.STANDARDISE, fill=augment.FILL, viewpoint=tuple(sorted(splits.FAMILIAR)),
-        hold_out=splits.HELD, dataset=catalogue.DATASETS,
+        standardise=augment.STANDARDISE, fill=augment.FILL, resample=augment.RESAMPLE,
+        viewpoint=tuple(sorted(splits.FAMILIAR)), hold_out=splits.HELD, dataset=catalogue.DATASETS,
     )  # fmt: skip
     assert {field: CHOICES[field] for field in theirs} == theirs
     assert RANGES["crop"] == (models.IMAGE_SIZES[0], models.IMAGE_SIZES[-1])
@@ -94,6 +94,18 @@ def test_a_fast_twin_is_measured_against_its_parent():
     assert paper("default") is None
     assert fast(lambda: replace(recipe("affnist"), dataset="sample")).epochs == 20  # a tenth
     assert recipe("smallnorb_fast").epochs == 100  # as it was tuned
+
+
+def test_a_view_has_every_field_that_it_shares_with_the_recipe():
+    other = dict(
+        crop=40, pad=3, standardise="none", flip=True, place=True, brightness=0.1, contrast=0.2, rotate=3.0, zoom=0.4,
+        stretch=0.5, resample="bicubic", sharpness=0.6, cutout=7, cutouts=8, paste=True, fill="edge",
+    )  # fmt: skip
+    names = [{field.name for field in fields(one)} for one in (augment.View, Recipe)]
+    assert set(other) == names[0] & names[1]
+    for field, value in other.items():
+        r = Recipe(**({field: value} | (dict(cutout=4) if field == "paste" else {})))
+        assert getattr(r.view(), field) == value != getattr(Recipe, field)
 
 
 @pytest.mark.parametrize("key", TUNED)
