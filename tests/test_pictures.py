@@ -98,6 +98,14 @@ def test_predictions_name_class_and_probability_and_mark_errors(tmp_path, figure
         np.testing.assert_array_equal(axes.images[0].get_array(), image[0])
 
 
+def test_names_are_no_mathematics(tmp_path, figure):
+    names = ["$_$", "$5 $10"]
+    rows = [dict(name=name) for name in names]
+    pictures.confusion(dict(confusion=[[1, 0], [0, 1]], per_class=rows, error=0.0), tmp_path / "c.png")
+    scores = np.array([[0.9, 0.1], [0.1, 0.9]])
+    pictures.predictions(np.zeros((2, 1, 4, 4), np.uint8), scores, names, tmp_path / "p.png", labels=[0, 0])
+
+
 def test_predictions_of_colour_stereo_and_a_single_image(tmp_path, figure):
     colour = np.random.default_rng(0).integers(0, 256, (1, 3, 5, 5), dtype=np.uint8)
     pictures.predictions(colour, np.array([[1.0, 0.0]]), ("a", "b"), tmp_path / "one.png")

@@ -76,8 +76,8 @@ def confusion(evaluation: dict[str, Any], path: Path) -> Path:
     figure = _figure(side, side)
     axes = figure.subplots()
     axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
-    axes.set_xticks(range(k), names, rotation=45, ha="right", rotation_mode="anchor")
-    axes.set_yticks(range(k), names)
+    axes.set_xticks(range(k), names, rotation=45, ha="right", rotation_mode="anchor", parse_math=False)
+    axes.set_yticks(range(k), names, parse_math=False)
     if k <= MOST_CELLS:
         for row, column in np.argwhere(counts > 0):
             colour = "white" if share[row, column] > 0.5 else GREY
@@ -115,7 +115,7 @@ def predictions(
             right = best == labels[k]
             colour = GREEN if right else RED
             title += "" if right else f", is {classes[labels[k]]}"
-        axes.set_title(title, color=colour, fontsize=8)
+        axes.set_title(title, color=colour, fontsize=8, parse_math=False)
     return _save(figure, path)
 
 
