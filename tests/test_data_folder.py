@@ -53,6 +53,16 @@ def test_split_by_the_user(tmp_path, name):
         load(tmp_path)
 
 
+def test_what_is_hidden_is_not_looked_at(tmp_path):
+    colours(tmp_path)
+    before = load(tmp_path)
+    shutil.copytree(tmp_path / "red", tmp_path / "green" / ".ipynb_checkpoints" / "below")
+    shutil.copy(next((tmp_path / "red").iterdir()), tmp_path / "green" / ".1.png")
+    after = load(tmp_path)
+    assert torch.equal(after.train.images, before.train.images)
+    assert torch.equal(after.train.labels, before.train.labels)
+
+
 def test_train_folder_alone_is_split(tmp_path):
     colours(tmp_path / "train", n=5)
     assert load(tmp_path).test.labels.tolist() == [0, 1]

@@ -110,8 +110,9 @@ def _class_files(folder: Path) -> Files:
 
 
 def _images(folder: Path) -> list[Path]:
-    paths = (path for path in sorted(folder.rglob("*")) if not path.name.startswith("."))
-    return [path for path in paths if path.suffix.lower() in SUFFIXES and path.is_file()]
+    """In it and in its folders; what is hidden, as an editor's copies are, is not looked at."""
+    paths = (path for path in sorted(folder.rglob("*")) if path.suffix.lower() in SUFFIXES and path.is_file())
+    return [path for path in paths if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
 
 
 def _read(files: Files, size: int, channels: int) -> Split:
