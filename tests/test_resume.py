@@ -161,6 +161,20 @@ def test_another_recipe_is_named_field_by_field(tmp_path, tiny_data, finished):
         fit(tiny.recipe(epochs=1, seed=5), folder, device="cpu", resume=True)
 
 
+def test_a_run_from_before_a_field_was_there_goes_on(tmp_path, tiny_data, finished):
+    folder = half_way(finished, tmp_path)
+    tensors, about = run.unpack((folder / "state.safetensors").read_bytes(), "state")
+    for recipe in (fields := json.loads((folder / "recipe.json").read_text())), about["recipe"]:
+        for field in ("paste", "resample"):
+            del recipe[field]
+    (folder / "recipe.json").write_text(json.dumps(fields))
+    (folder / "state.safetensors").write_bytes(run.pack(tensors, about))
+    fit(tiny.recipe(epochs=1), folder, device="cpu", resume=True)
+    (folder / "recipe.json").write_text(json.dumps(fields | dict(speed=3)))
+    with pytest.raises(RunError, match="a recipe has no field 'speed'"):
+        fit(tiny.recipe(epochs=1), folder, device="cpu", resume=True)
+
+
 def test_how_often_to_save_may_change(tmp_path, tiny_data, finished):
     fit(tiny.recipe(epochs=1, save_seconds=7.0), half_way(finished, tmp_path), device="cpu", resume=True)
 

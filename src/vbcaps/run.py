@@ -230,10 +230,14 @@ def fingerprint(*splits: Split | None) -> str:
 
 def check_same(saved: dict[str, Any], recipe: Recipe, folder: Path) -> None:
     """An error that names the fields in which the recipe of a folder differs from the one that is to go on."""
+    try:
+        saved = Recipe.from_json(saved).to_json()  # with what has come to recipes since, as it is without
+    except (TypeError, ValueError) as error:
+        raise RunError(f"{folder} has a recipe that vbcaps {vbcaps.__version__} cannot read: {error}") from error
     mine = recipe.to_json()
-    other = [k for k in mine if k not in FREE and saved.get(k) != mine[k]]
+    other = [k for k in mine if k not in FREE and saved[k] != mine[k]]
     if other:
-        lines = "; ".join(f"{k} was {saved.get(k)!r}, is now {mine[k]!r}" for k in other)
+        lines = "; ".join(f"{k} was {saved[k]!r}, is now {mine[k]!r}" for k in other)
         raise RunError(f"{folder} is a run of another recipe ({lines}): resume it as it was, or choose another folder")
 
 
@@ -247,7 +251,7 @@ class Weights(NamedTuple):
     recipe: Recipe
     classes: tuple[str, ...]
     view: View
-    metadata: dict[str, Any]  # epoch, validation and test error, version, commit
+    metadata: dict[str, Any]  # epoch, validation and test error, sum of the data, version, commit
 
 
 def pack_weights(net: Network, recipe: Recipe, classes: tuple[str, ...], view: View, **metadata: Any) -> bytes:
