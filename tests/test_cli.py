@@ -20,10 +20,11 @@ from typer.testing import CliRunner
 import vbcaps.data
 from vbcaps import cli, pictures, progress, shipped
 from vbcaps.cli import ABOUT, app
+from vbcaps.data import read_image
 from vbcaps.flags import NOT_FLAGS
 from vbcaps.recipe import Recipe
 from vbcaps.recipes import RECIPES
-from vbcaps.run import load_weights, read_recipe
+from vbcaps.run import RunError, load_weights, pack_weights, read_recipe
 from vbcaps.train import Event, Interrupted, evaluate, fit, prepare
 
 SHAPES = ("circle", "square", "triangle")
@@ -144,6 +145,57 @@ def test_eval_takes_all_images_that_it_was_not_trained_on(trained):
     assert "3 images" in run("eval", folder, "--data", "parts")
 
 
+def test_eval_knows_the_images_it_was_trained_on_wherever_they_lie(trained, monkeypatch):
+    images, folder, _ = trained
+    shutil.copytree(images, "moved")
+    assert "36 images" in run("eval", folder, "--data", "moved")
+    monkeypatch.chdir("moved")
+    draw_shapes(Path("shapes"), 4, seed=1)  # called as the folder that it was trained on
+    assert "12 images" in run("eval", folder, "--data", "shapes")
+    monkeypatch.chdir("..")
+
+    draw_shapes(Path("own"), 6)
+    run("train", "--data", "own", *SMALL, "--epochs", 1, "--validation", 0.25, "--out", "run", "--quiet")
+    assert "3 images" in run("eval", "run", "--data", "own")
+    shutil.copy("own/circle/0.png", "own/circle/new.png")
+    said = run("eval", "run", "--data", "own")
+    assert "19 images" in said
+    assert "own is not as it was when the network was trained" in said
+    for name in SHAPES:  # too few for a validation share
+        for file in sorted((Path("own") / name).iterdir())[1:]:
+            file.unlink()
+    assert "3 images" in run("eval", "run", "--data", "own")
+
+
+@pytest.mark.parametrize("folder", ["images", "im[/ages]"])
+def test_eval_and_predict_frame_images_as_the_recipe_does(folder, monkeypatch):
+    """Weights of a dataset of 28x28 in crops of 32: an image gets a frame, it is not enlarged."""
+    recipe = RECIPES["fashion"]()
+    recipe = dataclasses.replace(recipe, arch=(4, 2, 2, 2), standardise="none", pad=2)
+    Path("w.safetensors").write_bytes(pack_weights(recipe.net(1, 3), recipe, SHAPES, recipe.view()))
+    random, seen = np.random.default_rng(0), []
+    for name in SHAPES:
+        (Path(folder) / name).mkdir(parents=True)
+        draw_shape(name, random, side=28).save(Path(folder) / name / "1.png")
+    expected = torch.stack([read_image(Path(folder) / name / "1.png", 28, 1) for name in SHAPES])
+    monkeypatch.setattr("vbcaps.train.evaluate", lambda net, split, *_, **__: seen.append(split.images) or stop())
+    monkeypatch.setattr("vbcaps.train.predict_scores", lambda net, images, *_: seen.append(images) or stop())
+    for command in (("eval", "w.safetensors", "--data", folder), ("predict", folder, "--weights", "w.safetensors")):
+        assert "enough" in run(*command, code=1)
+        assert torch.equal(seen.pop(), expected)
+
+
+def stop() -> None:
+    raise RunError("enough")
+
+
+def test_the_side_of_an_image_is_that_of_the_recipes_training_images():
+    assert cli.side_of(RECIPES["affnist"]()) == 28
+    assert cli.side_of(RECIPES["cifar10"]()) == 32
+    assert cli.side_of(RECIPES["smallnorb_fast"]()) == 36
+    assert cli.side_of(dataclasses.replace(RECIPES["default"](), data="photos")) == 28
+
+
 def test_eval_records_several_crops_beside_the_result(trained, tmp_path):
     _, folder, _ = trained
     shutil.copytree(folder, "run")
@@ -223,6 +275,18 @@ def test_predict_of_a_folder_is_of_all_its_images(trained, monkeypatch):
     assert "empty: has no images (.bmp" in run("predict", "new", "empty", "--weights", folder, code=1)
 
 
+def test_predict_leaves_its_own_picture_out(trained):
+    _, folder, _ = trained
+    draw_shape("circle", np.random.default_rng(5)).save("1.png")
+    for _ in range(2):
+        said = run("predict", ".", "--weights", folder)
+        assert "1.png circle" in said
+        assert "predictions.png circle" not in said
+    assert "predictions.png is the picture that is drawn" in run(
+        "predict", "predictions.png", "--weights", folder, code=1
+    )
+
+
 def test_predict_takes_the_newest_run(few):
     said = run("predict", few / "circle" / "0.png", code=1)
     assert "no weights in runs" in said
@@ -249,6 +313,9 @@ def test_seeds_are_named_and_averaged(few):
     assert "seed 3 epoch 1/1" in said
     assert "over 2 seeds" in said
     assert "finished" in run("train", "--resume", "both", "--seeds", 2)
+    assert "both/seed3 is one run: resume it without --seeds" in run(
+        "train", "--resume", "both/seed3", "--seeds", 2, code=1
+    )
     assert "has a folder for each seed: resume them with --seeds" in run("train", "--resume", "both", code=1)
     assert "a run for each seed: choose one, as both/seed3" in run("eval", "both", code=1)
     Path("both/seed3/last.safetensors").unlink()

@@ -7,11 +7,12 @@ the recipe, is a program of its own (``vbcaps.cli_train``).
 import dataclasses
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from vbcaps.report import complain, console, draw, percent, say, say_evaluation, table
@@ -19,19 +20,22 @@ from vbcaps.report import complain, console, draw, percent, say, say_evaluation,
 if TYPE_CHECKING:
     import torch
 
+    from vbcaps.recipe import Recipe
+    from vbcaps.record import Data
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 data_app = typer.Typer(no_args_is_help=True, help="List, fetch and check datasets.")
 app.add_typer(data_app, name="data")
 
 RUNS = Path("runs")
 DRAWN = 60  # images in the picture of `predict`
-# Channels, classes and side of the images of each dataset, and what it is: known without its files.
+# Channels, classes and side of the training images of each dataset, and what it is: known without its files.
 ABOUT = {
     "sample": (1, 10, 28, "9,000 images of Fashion-MNIST, in the package"),
     "smallnorb": (2, 5, 48, "48,600 stereo pairs of 50 toys, resized from 96x96"),
     "fashion-mnist": (1, 10, 28, "70,000 articles of clothing"),
     "mnist": (1, 10, 28, "70,000 handwritten digits"),
-    "affnist": (1, 10, 40, "MNIST to train, digits under affine maps to test"),
+    "affnist": (1, 10, 28, "MNIST to train, digits under affine maps to test"),
     "svhn": (3, 10, 32, "99,289 house numbers, the core training set"),
     "cifar10": (3, 10, 32, "60,000 small photographs"),
 }
@@ -110,11 +114,11 @@ def evaluate_weights(
         place, file = check_device(device), weights_file(weights)
         recorded = crops_file(file, crops) if record else None
         net, recipe, classes, view, about = load_weights(file, place)
-        unseen = data is not None and (recipe.data is None or Path(recipe.data).resolve() != data.resolve())
-        if data is not None:
-            recipe = dataclasses.replace(recipe, data=str(data), viewpoint=None, match=0.0)
-        with console.status(f"reading {recipe.data or recipe.dataset}"):
-            there = prepare(recipe, data_folder, place, whole=unseen)
+        with console.status(escape(f"reading {data or recipe.data or recipe.dataset}")):
+            if data is None:
+                there = prepare(recipe, data_folder, place)
+            else:
+                recipe, there = own_images(recipe, data, about, place)
         has, needs = (there.classes, there.test.images.shape[1]), (classes, net.in_channels)
         if has != needs:
             raise RunError(
@@ -135,6 +139,36 @@ def evaluate_weights(
             say(f"wrote {recorded}")
         if picture is not None:
             draw(lambda: confusion(evaluation.to_json(), picture))
+
+
+def own_images(
+    recipe: "Recipe", folder: Path, about: dict[str, Any], device: "torch.device"
+) -> tuple["Recipe", "Data"]:
+    """The recipe with a folder of images to test on, and these: all, but of what it was trained on what was held out.
+
+    The sum of the training images tells, since a folder may have moved; weights without one are known by the path.
+    """
+    from vbcaps.data import DataError
+    from vbcaps.train import prepare
+
+    was, total = recipe.data, about.get("data")
+    same = was is not None and Path(was).resolve() == folder.resolve()
+    recipe = dataclasses.replace(
+        recipe, data=str(folder), image_size=side_of(recipe), viewpoint=None, match=0.0, hold_out="images"
+    )
+    if was is not None:
+        with suppress(DataError):  # too few to hold one out: of its training images there were enough
+            there = prepare(recipe, None, device)
+            if there.sum == total or (total is None and same):
+                return recipe, there
+        if same:
+            complain(f"{folder} is not as it was when the network was trained: all that is there is tested")
+    return recipe, prepare(recipe, None, device, whole=True)
+
+
+def side_of(recipe: "Recipe") -> int:
+    """Of the images that its view crops or frames."""
+    return recipe.image_size or (recipe.crop if recipe.data else ABOUT[recipe.dataset][2])
 
 
 @app.command()
@@ -160,9 +194,10 @@ def predict(
         net, recipe, classes, view, _ = load_weights(path, place)
         if net.in_channels not in (1, 3):
             raise RunError(f"{path} looks at {net.in_channels} channels at once; an image file has 1 or 3")
-        side = recipe.image_size or (recipe.crop if recipe.data else ABOUT[recipe.dataset][2])
-        files = [file for image in images for file in image_files(image)]
-        pixels = read_images(files, side, net.in_channels)
+        files = [file for image in images for file in image_files(image) if file.resolve() != picture.resolve()]
+        if not files:
+            raise RunError(f"{picture} is the picture that is drawn: name another with --picture, or other images")
+        pixels = read_images(files, side_of(recipe), net.in_channels)
         scores = predict_scores(net, pixels, view).cpu()
         rows = table("image", "class", numbers=("probability", "next"))
         for file, score in zip(files, scores, strict=True):

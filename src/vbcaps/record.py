@@ -227,8 +227,8 @@ class Record:
         self.saved = time.perf_counter()
 
     def pack_weights(self, row: dict[str, Any], test: float | None = None) -> bytes:
-        measured = dict(epoch=row["epoch"], validation_error=row["validation_error"], test_error=test)
-        return run.pack_weights(self.learner.weights, self.recipe, self.data.classes, self.data.view, **measured)
+        about = dict(epoch=row["epoch"], validation_error=row["validation_error"], test_error=test, data=self.data.sum)
+        return run.pack_weights(self.learner.weights, self.recipe, self.data.classes, self.data.view, **about)
 
     def choose(self) -> str:
         """The weights that count, best on the validation part or last: gives the learner them, returns their name."""

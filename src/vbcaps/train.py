@@ -76,6 +76,8 @@ def fit(
     if group.writes:
         if resume and not out.is_dir():
             raise RunError(f"there is no run to resume in {out}")
+        if resume and seeds > 1 and (out / "recipe.json").exists():
+            raise RunError(f"{out} is one run: resume it without --seeds (seeds=)")
         if resume and seeds == 1 and seed_folders(out):
             raise RunError(f"{out} has a folder for each seed: resume them with --seeds (seeds=), or one by its folder")
         for r, folder in zip(recipes, folders, strict=True):
@@ -221,10 +223,10 @@ def prepare(recipe: Recipe, folder: str | Path | None, device: torch.device, who
     familiar: Split | None = None
     if recipe.viewpoint is not None:
         train, familiar, test = viewpoints(dataset, recipe.viewpoint)
-    elif dataset.name == "affnist":
+    elif recipe.data is None and recipe.dataset == "affnist":
         familiar = load("mnist", folder).test
     validation = familiar if recipe.match else None
-    if recipe.validation:
+    if recipe.validation and not whole:
         train, validation = hold_out(train, recipe.validation, recipe.split, recipe.hold_out)
     view = recipe.view().fit(train)
     view.train(train.images[:1], torch.zeros(1, view.draws))  # a crop that does not fit is an error now
