@@ -1,11 +1,14 @@
 """What every table of results is made of."""
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 
 
 def spread(shares: Sequence[float]) -> str:
-    """Mean ± standard deviation, in %."""
+    """Mean ± standard deviation, in %; of what did not come to an end there is none."""
+    if any(map(math.isnan, shares)):
+        return "failed"
     if len(shares) < 2:
         return f"{100 * shares[0]:.2f}" if shares else "none"
     return f"{100 * statistics.mean(shares):.2f} ± {100 * statistics.stdev(shares):.2f}"

@@ -4,10 +4,10 @@ python results/choices.py [CHOICE...] [--base smallnorb_fast] [--also CHOICE] [-
                           [--epochs 30] [--workers 3] [--minutes 8] [--csv results/choices.csv]
 
 A CHOICE is a list of a recipe's fields: `"activation=paper lr=0.003"`; "" is the recipe as it is. Without one, those in
-CHOICES. Each is trained on what is left, once for each split. Of smallNORB whole toys are held out, as its test has
-other toys. A row has the errors on what was held out: after the last epoch, which is what would be tested, and the
-least, which nobody could have chosen. `tables.py` makes a table of the rows. Runs share the device, so that their
-seconds say little.
+CHOICES that the recipe can have. Each is trained on what is left, once for each split. Of smallNORB whole toys are held
+out, as its test has other toys. A row has the errors on what was held out: after the last epoch, which is what would be
+tested, and the least, which nobody could have chosen. `tables.py` makes a table of the rows. Runs share the device, so
+that their seconds say little.
 """
 
 import argparse
@@ -21,6 +21,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,6 +77,9 @@ CHOICES = (
 )
 
 
+OWN = ("name", "data", "validation", "split", "hold_out", "test", "match", "save_seconds")  # not a choice's to change
+
+
 class Job(NamedTuple):
     choice: str
     recipe: Recipe
@@ -123,29 +128,64 @@ def refusing() -> Iterator[None]:
 
 
 def recipe_of(arguments: argparse.Namespace) -> Recipe:
+    if not 0 < arguments.held <= 0.9:
+        raise ValueError(f"held must be above 0 and at most 0.9, got {arguments.held:g}")
+    if arguments.workers < 1:
+        raise ValueError(f"workers must be at least 1, got {arguments.workers}")
     return dataclasses.replace(recipe(arguments.base), epochs=arguments.epochs, warmup=arguments.epochs / 10)
 
 
 def jobs_of(base: Recipe, arguments: argparse.Namespace, choices: Sequence[str], until: float = math.inf) -> list[Job]:
-    """Every choice on every split."""
-    words = [" ".join(f"{arguments.also} {choice}".split()) for choice in arguments.choices or choices]
+    """Every choice on every split; of ``choices``, if none are given, those that the recipe can have."""
+    made: dict[str, Recipe] = {}
+    for choice in arguments.choices or choices:
+        words = " ".join(f"{arguments.also} {choice}".split())
+        try:
+            made[words] = changed(base, words)
+        except ValueError as error:
+            if arguments.choices or not choice:
+                raise
+            print(f"left out: {error}", file=sys.stderr)
     return [
         Job(
-            choice, dataclasses.replace(changed(base, choice), split=split), arguments.held, arguments.data_folder,
-            arguments.device, until,
+            words, dataclasses.replace(one, split=split), arguments.held, arguments.data_folder, arguments.device, until
         )
-        for choice in words
+        for words, one in made.items()
         for split in arguments.splits
-    ]  # fmt: skip
+    ]
 
 
 def compare(run: Callable[[Job], dict[str, Any] | None], jobs: Sequence[Job], arguments: argparse.Namespace) -> None:
-    """Some at the same time; a row of the file for each."""
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # by way of the pool's end
-    with multiprocessing.get_context("spawn").Pool(arguments.workers) as pool:
-        for row in pool.imap_unordered(run, jobs):
-            if row is not None:
-                append(Path(arguments.csv), row)
+    """Some at the same time; a row of the file for each. One that cannot be trained is told of, the others go on."""
+    end_in_order()
+    failed = 0
+    with ProcessPoolExecutor(arguments.workers, multiprocessing.get_context("spawn"), end_in_order) as pool:
+        try:
+            futures = {pool.submit(run, job): job for job in jobs}
+            for future in as_completed(futures):
+                try:
+                    row = future.result()
+                except BrokenProcessPool:
+                    raise
+                except Exception as error:
+                    failed += 1
+                    where = f"{futures[future].choice!r} on split {futures[future].recipe.split}"
+                    print(f"{where}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                    continue
+                if row is not None:
+                    append(Path(arguments.csv), row)
+        except BaseException:  # a signal, here or in a run: nobody waits for the others
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in multiprocessing.active_children():
+                child.terminate()
+            raise
+    if failed:
+        sys.exit(f"{failed} of {len(jobs)} runs failed")
+
+
+def end_in_order() -> None:
+    """A process that is told to end lets go of what it holds: its folder, and the lock that others wait for."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 def changed(base: Recipe, choice: str) -> Recipe:
@@ -156,6 +196,8 @@ def changed(base: Recipe, choice: str) -> Recipe:
         name, _, value = word.partition("=")
         if name not in kinds:
             raise ValueError(f"{word!r}: a recipe has no field {name!r}{nearest(name, kinds)}")
+        if name in OWN:
+            raise ValueError(f"{word!r}: {name} is what all choices share")
         if kinds[name] is bool:
             if value not in ("yes", "no"):
                 raise ValueError(f"{word!r}: {name} is yes or no")
@@ -169,7 +211,7 @@ def changed(base: Recipe, choice: str) -> Recipe:
 
 
 def run(job: Job) -> dict[str, Any] | None:
-    """A row, or nothing where the time is over. A run that fails has a row that says how; a signal ends the worker."""
+    """A row, or nothing where the time is over. That of a run that diverges says so; a signal ends all of them."""
     if time.time() > job.until:
         return None
     from vbcaps.run import environment
@@ -206,7 +248,10 @@ def append(path: Path, row: dict[str, Any]) -> None:
     """At once: what is cut short keeps what it has."""
     print("  ".join(f"{name} {value}" for name, value in row.items() if value != ""), flush=True)
     new = not path.exists()
-    with path.open("a", newline="") as file:
+    with path.open("a+", newline="") as file:
+        file.seek(0)
+        if not new and next(csv.reader(file)) != list(row):
+            sys.exit(f"{path} has other columns: it is not of this comparison")
         writer = csv.DictWriter(file, list(row))
         if new:
             writer.writeheader()

@@ -64,7 +64,8 @@ def held_out(choices: list[dict[str, str]]) -> list[str]:
 def held_out_row(held: str, epochs: str, choice: str, runs: list[dict[str, str]]) -> list[str]:
     errors = [spread(column(runs, key)) for key in ("last", "least", "train_error")]
     commits = ", ".join(dict.fromkeys(run["commit"] for run in runs))
-    return [f"`{choice}`" if choice else "as it is", *errors, epochs, f"{100 * float(held):g}%", splits(runs), commits]
+    name = (f"`{choice}`" if choice else "as it is") + (", failed" if any(run["note"] for run in runs) else "")
+    return [name, *errors, epochs, f"{100 * float(held):g}%", splits(runs), commits]
 
 
 def splits(runs: list[dict[str, str]]) -> str:

@@ -45,8 +45,8 @@ def main(words: list[str] | None = None) -> None:
         base = recipe_of(arguments)
         if base.viewpoint is None:
             raise ValueError(f"{base.name} has no viewpoint; smallnorb_azimuth_fast and smallnorb_elevation_fast do")
-        if not 0 < arguments.held < 1:
-            raise ValueError(f"held must be between 0 and 1, got {arguments.held}")
+        if arguments.stop < 1:
+            raise ValueError(f"stop must be at least 1, got {arguments.stop}")
         jobs = jobs_of(dataclasses.replace(base, match=0.0), arguments, CHOICES)
     compare(functools.partial(run, stop=arguments.stop), jobs, arguments)
 
@@ -67,6 +67,7 @@ def run(job: Job, stop: int) -> dict[str, Any]:
     parts = viewpoints(dataclasses.replace(data, train=rest, test=held), recipe.viewpoint)
     view = recipe.view().fit(parts[0])
     train, familiar, novel = (part.to(device) for part in parts)
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False  # as ``fit`` has it
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
     if stream is not None:
         torch.cuda.synchronize(device)  # the data must be there

@@ -40,7 +40,13 @@ def test_a_choice_changes_the_fields_that_it_names():
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("--held=2", r"validation must lie from 0 to 0\.9, got 2"),
+        ("--held=2", r"held must be above 0 and at most 0\.9, got 2"),
+        ("--held=0", r"held must be above 0 and at most 0\.9, got 0"),  # the test set would be all there is to look at
+        ("--workers=0", "workers must be at least 1, got 0"),
+        ("lr=0.01 split=5", "'split=5': split is what all choices share"),
+        ("validation=0.1", "validation is what all choices share"),
+        ("test=yes", "test is what all choices share"),
+        ("name=other", "name is what all choices share"),
         ("activaton=paper", "no field 'activaton'; did you mean 'activation'"),
         ("activation=papr", "activation must be one of .*; did you mean 'paper'"),
         ("flip=1", "flip is yes or no"),
@@ -73,7 +79,40 @@ def test_a_run_of_a_choice_is_a_row(tmp_path):
     assert read_rows(tmp_path / "rows.csv") == [{key: str(value) for key, value in row.items()}] * 2
 
 
-def test_who_ends_the_comparison_ends_its_runs(tmp_path):
+def test_of_its_own_choices_those_that_a_recipe_cannot_have_are_left_out(capsys):
+    parser = choices.options(None, base="smallnorb_fast", csv="choices.csv")
+    jobs = choices.jobs_of(recipe("svhn_em_fast"), parser.parse_args(["--splits", "0"]), choices.CHOICES)
+    made = [job.choice for job in jobs]
+    assert "through=last" not in made
+    assert {"", "lr=0.006", "norm_pose=no"} <= set(made)
+    said = capsys.readouterr().err
+    assert "left out: through belongs to routing='vb'" in said
+    assert len(made) + said.count("left out") == len(choices.CHOICES)
+    with pytest.raises(ValueError, match="activation belongs to routing='vb'"):
+        choices.jobs_of(recipe("svhn_em_fast"), parser.parse_args(["activation=paper"]), choices.CHOICES)
+
+
+def test_rows_of_another_comparison_are_not_mixed(tmp_path):
+    (tmp_path / "rows.csv").write_text("base,choice,novel\r\n")
+    with pytest.raises(SystemExit, match=r"rows\.csv has other columns"):
+        choices.append(tmp_path / "rows.csv", dict(base="a", choice="b", last="c"))
+    assert (tmp_path / "rows.csv").read_text() == "base,choice,novel\n"
+
+
+def test_a_choice_that_cannot_be_trained_does_not_stop_the_others(tmp_path):
+    words = [sys.executable, str(ROOT / "results" / "choices.py"), "crop=40", "crop=20", "--base", "default"]
+    words += ["--also", "arch=4,2,2,2 batch=500 iters=1", "--splits", "0", "--epochs", "1", "--workers", "1"]
+    words += ["--device", "cpu", "--csv", str(tmp_path / "rows.csv")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    assert "crop=40' on split 0: ValueError: crop 40 is larger than an image of 28" in done.stderr
+    assert done.stderr.endswith("1 of 2 runs failed\n")
+    assert done.returncode == 1
+    (row,) = read_rows(tmp_path / "rows.csv")
+    assert row["choice"].endswith("crop=20")
+
+
+@pytest.mark.parametrize("who", ["all", "a run"])
+def test_who_ends_the_comparison_or_a_run_ends_all_runs(who, tmp_path):
     words = [sys.executable, str(ROOT / "results" / "choices.py"), "", "--base", "default", "--splits", "0", "1"]
     words += ["--workers", "2", "--device", "cpu", "--csv", str(tmp_path / "rows.csv")]
     temporary = tmp_path / "temporary"
@@ -84,12 +123,18 @@ def test_who_ends_the_comparison_ends_its_runs(tmp_path):
         while len(list(temporary.glob("*/run/metrics.csv"))) < 2:
             assert time.time() < until
             time.sleep(0.1)
-        process.terminate()
+        os.kill(process.pid if who == "all" else runs_of(process.pid)[0], signal.SIGTERM)
         assert process.wait(30) == 128 + signal.SIGTERM
         assert not list(temporary.glob("*/run"))
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+
+
+def runs_of(pid):
+    """Its children that work, by /proc."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in children if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text()]
 
 
 def read_rows(path):

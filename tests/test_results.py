@@ -431,6 +431,7 @@ def test_choices_made_on_a_validation_share_are_compared_apart(house):
 def test_rows_of_choices_become_a_table(house):
     """Of the same epochs and splits the least error is first; what was made again counts once."""
     common = dict(base="smallnorb_fast", held="0.4", epochs="30", least="0.1", train_error="0.001", commit="abc1234")
+    common |= dict(note="")
     runs = [("", 0, 0.2), ("cutout=16", 1, 0.08), ("", 1, 0.9), ("", 1, 0.3), ("cutout=16", 0, 0.1)]
     for choice, split, last in [*runs, ("crop=40", 0, 0.4)]:
         choices.append(house / "results" / "choices.csv", common | dict(choice=choice, split=split, last=str(last)))
@@ -438,6 +439,9 @@ def test_rows_of_choices_become_a_table(house):
     choices.append(house / "results" / "choices.csv", common | longer)
     other = dict(base="svhn_fast", choice="iters=1", split=0, last="0.02")
     choices.append(house / "results" / "choices.csv", common | other)
+    for split, last in ((0, "nan"), (1, "nan")):
+        failed = dict(base="cifar10_fast", choice="lr=1", split=split, last=last, epochs="0", note="not finite")
+        choices.append(house / "results" / "choices.csv", common | failed)
     text, _, _ = made(house)
     lines = [line for line in text.splitlines() if line.startswith(("| `", "| as"))]
     assert lines == [
@@ -446,9 +450,10 @@ def test_rows_of_choices_become_a_table(house):
         "| as it is | 25.00 ± 7.07 | 10.00 ± 0.00 | 0.10 ± 0.00 | 30 | 40% | 0, 1 | abc1234 |",
         "| `iters=2` | 1.00 | 10.00 | 0.10 | 100 | 40% | 0 | abc1234 |",
         "| `iters=1` | 2.00 | 10.00 | 0.10 | 30 | 40% | 0 | abc1234 |",
+        "| `lr=1`, failed | failed | 10.00 ± 0.00 | 0.10 ± 0.00 | 0 | 40% | 0, 1 | abc1234 |",
     ]
     heads = [line for line in text.splitlines() if line.startswith("##")]
-    assert heads == [held_out.HELD_OUT.splitlines()[0], "### smallnorb_fast", "### svhn_fast"]
+    assert heads == [held_out.HELD_OUT.splitlines()[0], "### smallnorb_fast", "### svhn_fast", "### cifar10_fast"]
 
 
 def test_choices_are_set_beside_each_other_where_they_are_equally_good_on_familiar_views(house):

@@ -80,8 +80,10 @@ def test_a_recipe_without_viewpoints_is_refused():
         viewpoints.main(["--base", "smallnorb_fast"])
     with pytest.raises(SystemExit, match="no field 'zom'; did you mean 'zoom'"):
         viewpoints.main(["zom=0.2"])
-    with pytest.raises(SystemExit, match=r"held must be between 0 and 1, got 1\.5"):
+    with pytest.raises(SystemExit, match=r"held must be above 0 and at most 0\.9, got 1\.5"):
         viewpoints.main(["--held", "1.5"])
+    with pytest.raises(SystemExit, match="stop must be at least 1, got 0"):
+        viewpoints.main(["--stop", "0"])
 
 
 def test_its_own_choices_change_fields_that_there_are():
