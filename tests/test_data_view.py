@@ -52,8 +52,13 @@ def literal(view: View, image: list, top: int, left: int, flip: bool, bright: fl
     if view.fill == "edge":
         pixel = lambda channel, y, x: channel[min(max(y, 0), h - 1)][min(max(x, 0), w - 1)] / 255  # noqa: E731
     else:
-        pixel = lambda channel, y, x: channel[y][x] / 255 if 0 <= y < h and 0 <= x < w else 0.0  # noqa: E731
-    for channel in image:
+        pixel = lambda channel, y, x: channel[y][x] / 255 if 0 <= y < h and 0 <= x < w else frame  # noqa: E731
+    for c, channel in enumerate(image):
+        frame = 0.0
+        if view.fill == "mean" and view.standardise == "dataset":
+            frame = view.mean[c]
+        elif view.fill == "mean":
+            frame, _ = moments([v / 255 for row in channel for v in row])
         rows = []
         for y in range(top, top + crop):
             row = [pixel(channel, y, x) for x in range(left, left + crop)]
@@ -236,14 +241,19 @@ def test_bicubic_windows_are_sums_over_sixteen_pixels(flip, fill):
 
 
 @pytest.mark.parametrize("resample", ["bilinear", "bicubic"])
-def test_what_is_outside_a_turned_image_is_its_mean(resample):
-    """Beside pixels that are mixed with nothing of the image, which black would show."""
-    images = torch.full((6, 1, 12, 12), 255, dtype=torch.uint8)
-    u = torch.rand(6, 3, generator=torch.Generator().manual_seed(2))
-    options = dict(crop=20, pad=8, rotate=40.0, resample=resample)
-    black = View(**options, standardise="none").train(images, u)
-    mean = View(**options, standardise="dataset", fill="mean", mean=(0.5,), std=(0.25,)).train(images, u)
-    assert torch.equal(mean == 0, black == 0)
+@pytest.mark.parametrize(
+    "changes",
+    [dict(rotate=40.0), dict(zoom=0.5), dict(sharpness=1.0), dict(contrast=1.0), dict(rotate=40.0, sharpness=0.5)],
+)
+def test_an_image_in_a_frame_of_its_mean_has_no_edge(changes, resample):
+    """Whatever is mixed with the frame: the image is as grey as the mean all over, and must be 0 as all around it."""
+    images = torch.full((6, 1, 12, 12), 102, dtype=torch.uint8)
+    options = dict(crop=20, pad=8, fill="mean", resample=resample, **changes)
+    of_dataset = View(**options, standardise="dataset", mean=(0.4,), std=(0.25,))
+    of_image = View(**options, standardise="image")
+    for view in (of_dataset, of_image):
+        u = torch.rand(6, view.draws, generator=torch.Generator().manual_seed(2))
+        assert view.train(images, u).abs().max() < 1e-3 / 0.25
 
 
 def test_a_quarter_turn_moves_pixels_and_blurs_none():

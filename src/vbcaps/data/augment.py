@@ -206,6 +206,8 @@ class View:
         channel = torch.arange(c, device=images.device)[:, None, None]
         x = images[image, channel, rows.clamp(0, h - 1)[:, None, :, None], cols.clamp(0, w - 1)[:, None, None, :]]
         x = x.float() / 255
+        if self.fill == "mean":
+            return torch.where(inside, x, self._moments(images)[0]), inside
         return x if self.fill == "edge" else x * inside, inside
 
     def _turned_window(
@@ -230,8 +232,11 @@ class View:
         reach = 1 if self.resample == "bilinear" else 2  # pixels that are mixed lie so near
         inside = ((row > -reach) & (row < h - 1 + reach) & (col > -reach) & (col < w - 1 + reach))[:, None]
         grid = torch.stack([(2 * col + 1) / w - 1, (2 * row + 1) / h - 1], -1)
-        outside = "border" if self.fill == "edge" else "zeros"
-        return F.grid_sample(images.float() / 255, grid, self.resample, outside, align_corners=False), inside
+        outside, x = "border" if self.fill == "edge" else "zeros", images.float() / 255
+        if self.fill == "mean":  # mixed with the mean, not with black
+            mean, _ = self._moments(images)
+            return mean + F.grid_sample(x - mean, grid, self.resample, outside, align_corners=False), inside
+        return F.grid_sample(x, grid, self.resample, outside, align_corners=False), inside
 
     def _outside_square(self, u: Tensor, v: Tensor) -> Tensor:
         """0 in the square, 1 elsewhere: ``n 1 y x``. Its middle is anywhere in the crop."""
@@ -239,14 +244,20 @@ class View:
         near = [(step - at[:, None] * self.crop).abs() <= self.cutout / 2 for at in (u, v)]
         return 1 - (near[0][:, None, :, None] & near[1][:, None, None, :]).float()
 
+    def _moments(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation, of the dataset or of each image."""
+        if self.standardise == "dataset":
+            return _channels(self.mean, images), _channels(self.std, images)
+        std, mean = torch.std_mean(images.float() / 255, (2, 3), correction=0, keepdim=True)
+        return mean, std
+
     def _standard(self, x: Tensor, images: Tensor, inside: Tensor) -> Tensor:
         if self.standardise == "none":
             return x
-        if self.standardise == "dataset":
-            mean, std = (_channels(values, x) for values in (self.mean, self.std))
+        if self.standardise == "crop":
+            std, mean = torch.std_mean(x, (2, 3), correction=0, keepdim=True)
         else:
-            of = x if self.standardise == "crop" else images.float() / 255
-            std, mean = torch.std_mean(of, (2, 3), correction=0, keepdim=True)
+            mean, std = self._moments(images)
         x = (x - mean) / std.clamp_min(FLOOR)
         return x * inside if self.fill == "mean" else x
 
