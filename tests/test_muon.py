@@ -67,6 +67,42 @@ def test_what_is_no_map_is_refused_and_what_has_no_gradient_stays():
     assert torch.equal(W, before)
 
 
+def test_it_is_used_as_any_optimiser():
+    """Parameters one after the other, groups that come later, a closure."""
+    first, later = weight(4, 2, 3, 3).requires_grad_(), weight(5, 2, 3, 3).requires_grad_()
+    alone = [p.detach().clone().requires_grad_() for p in (first, later)]
+    muon = Muon((p for p in [first]), lr=0.1)
+    muon.add_param_group(dict(params=[later], lr=0.2))
+
+    def closure() -> torch.Tensor:
+        loss = first.square().sum() + later.square().sum()
+        loss.backward()
+        return loss
+
+    assert muon.step(closure).item() == pytest.approx(sum(p.square().sum().item() for p in alone))
+    for p, lr in zip(alone, (0.1, 0.2), strict=True):
+        p.grad = 2 * p.detach()
+        Muon([p], lr=lr).step()
+    assert torch.equal(first, alone[0])
+    assert torch.equal(later, alone[1])
+    with pytest.raises(ValueError, match=r"got shape \(7,\)"):
+        muon.add_param_group(dict(params=[torch.zeros(7, requires_grad=True)]))
+    assert len(muon.param_groups) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(lr=-1.0), "must not be below 0, got -1.0"),
+        (dict(lr=0.1, weight_decay=-1.0), "must not be below 0"),
+        (dict(lr=0.1, momentum=1.0), "momentum must be from 0 to below 1, got 1.0"),
+    ],
+)
+def test_what_it_cannot_take_is_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        Muon([weight(4, 2, 3, 3)], **options)
+
+
 def test_every_layer_with_weights_is_a_map_and_learns():
     torch.manual_seed(0)
     net = CapsNet((8, 4, 4, 4), 1, 3, 20, logit_scale=True)

@@ -1,6 +1,7 @@
 """Muon (Keller Jordan et al., 2024): steps that move all directions of a matrix alike."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,17 +20,28 @@ class Muon(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, parameters: Sequence[Tensor], lr: float | Tensor, momentum: float = 0.95, weight_decay: float = 0.0
+        self, parameters: Iterable[Tensor], lr: float | Tensor, momentum: float = 0.95, weight_decay: float = 0.0
     ):
-        for p in parameters:
-            if not is_map(p):
-                raise ValueError(f"Muon is for weights of convolutions and of capsules, got shape {tuple(p.shape)}")
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum must be from 0 to below 1, got {momentum}")
+        if weight_decay < 0 or (not isinstance(lr, Tensor) and lr < 0):
+            raise ValueError(f"lr and weight_decay must not be below 0, got {lr} and {weight_decay}")
         super().__init__(parameters, dict(lr=lr, momentum=momentum, weight_decay=weight_decay))
-        for p in parameters:
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        for p in self.param_groups[-1]["params"]:
+            if not is_map(p):
+                del self.param_groups[-1]
+                raise ValueError(f"Muon is for weights of convolutions and of capsules, got shape {tuple(p.shape)}")
             self.state[p] = dict(momentum_buffer=torch.zeros_like(p))
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         for group in self.param_groups:
             weights = [p for p in group["params"] if p.grad is not None]
             if not weights:
@@ -41,6 +53,7 @@ class Muon(torch.optim.Optimizer):
             for p, matrix, step in zip(weights, matrices, orthogonal(matrices), strict=True):
                 step = from_matrix(step, p.shape) * (group["lr"] * 0.2 * max(matrix.shape) ** 0.5)
                 p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(step)
+        return loss
 
 
 def is_map(p: Tensor) -> bool:
