@@ -103,8 +103,9 @@ def test_a_view_has_every_field_that_it_shares_with_the_recipe():
     )  # fmt: skip
     names = [{field.name for field in fields(one)} for one in (augment.View, Recipe)]
     assert set(other) == names[0] & names[1]
+    needed = dict(paste=dict(cutout=4), cutouts=dict(cutout=4), resample=dict(rotate=5.0))
     for field, value in other.items():
-        r = Recipe(**({field: value} | (dict(cutout=4) if field == "paste" else {})))
+        r = Recipe(**{field: value}, **needed.get(field, {}))
         assert getattr(r.view(), field) == value != getattr(Recipe, field)
 
 
@@ -258,6 +259,8 @@ def test_an_average_of_weights_forgets_how_they_began():
         (dict(loss="spread", mixup=0.1), "mixup belongs to loss='nll'"),
         (dict(loss="spread", paste=True, cutout=8), "paste belongs to loss='nll'"),
         (dict(paste=True), "paste needs squares: cutout must be above 0"),
+        (dict(cutouts=3), "cutouts needs squares: cutout must be above 0"),
+        (dict(resample="bicubic"), "resample='bicubic' needs images that are turned: rotate, zoom or stretch"),
         (dict(mixup=0.6), "mixup must lie from 0 to 0.5, got 0.6"),
         (dict(cutouts=0), "cutouts must lie from 1 to 16, got 0"),
         (dict(validation=1.0), "validation must lie from 0 to 0.9"),

@@ -204,10 +204,17 @@ def test_a_captured_epoch_equals_an_eager_one(optimiser):
         )
 
 
+@pytest.mark.parametrize("fields", [dict(mixup=0.4), dict(cutout=5, paste=True)])
+def test_there_must_be_another_image_to_take_of(fields, tiny_data, tmp_path):
+    with pytest.raises(ValueError, match="take of another image: a batch must have two, got batch=1"):
+        fit(tiny.recipe(batch=1, **fields), tmp_path / "run", device="cpu")
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
-def test_seeds_at_the_same_time_are_the_seeds_alone(tmp_path):
-    recipe = tiny.recipe(backend="auto", arch=(8, 4, 4, 4), validation=0.25)
+@pytest.mark.parametrize("optimiser", ["adam", "muon"])
+def test_seeds_at_the_same_time_are_the_seeds_alone(tmp_path, optimiser):
+    recipe = tiny.recipe(backend="auto", arch=(8, 4, 4, 4), validation=0.25, optimiser=optimiser)
     fit(recipe, tmp_path / "both", device="cuda", seeds=2)
     for seed in (0, 1):
         fit(replace(recipe, seed=seed), tmp_path / f"alone{seed}", device="cuda")

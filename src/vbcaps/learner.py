@@ -70,6 +70,9 @@ class Learner:
         if batch % group.size:
             raise ValueError(f"batch must be a multiple of the {group.size} processes, got {batch}")
         self.steps, self.batch, self.share = count // batch, batch, batch // group.size
+        if (recipe.mixup or recipe.paste) and self.share < 2:
+            each = f"each of the {group.size} processes" if group.size > 1 else "a batch"
+            raise ValueError(f"mixup and paste take of another image: {each} must have two, got batch={batch}")
         self.epoch, self.step = 0, 0  # epochs done, steps done in the present one
 
         with torch.random.fork_rng(devices=[]):

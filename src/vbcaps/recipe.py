@@ -173,8 +173,10 @@ class Recipe:
             value = getattr(self, field)
             if self.loss == "spread" and value:
                 raise ValueError(f"{field} belongs to loss='nll', got {field}={value} with loss='spread'")
-        if self.paste and not self.cutout:
-            raise ValueError("paste needs squares: cutout must be above 0")
+        if (self.paste or self.cutouts != 1) and not self.cutout:
+            raise ValueError(f"{'paste' if self.paste else 'cutouts'} needs squares: cutout must be above 0")
+        if self.resample != "bilinear" and not (self.rotate or self.zoom or self.stretch):
+            raise ValueError(f"resample={self.resample!r} needs images that are turned: rotate, zoom or stretch")
         if self.cutout > self.crop:
             raise ValueError(f"cutout must not be larger than crop={self.crop}, got {self.cutout}")
         if self.schedule == "steps" and not self.milestones:
@@ -247,10 +249,7 @@ class Recipe:
         return self.lr
 
     def average_share(self, step: int) -> float:
-        """Of the weights after ``step`` in their moving average; at first large, so that it forgets how they began.
-
-        BatchNorm's first variances are 1, those of a trained layer down to 1e-4: of them not even 0.1% may be left.
-        """
+        """Of the weights after ``step`` in their moving average; at first large, so that it forgets how they began."""
         return 1 - min(self.ema, (1 + step) / (10 + step))
 
     def to_json(self) -> dict[str, Any]:
