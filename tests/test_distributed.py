@@ -25,7 +25,9 @@ def test_two_processes_have_the_loss_curve_of_one(tmp_path):
     for name in ("two", "one_then_two", "two_then_one"):
         assert [row[:3] for row in curves[name]] == [row[:3] for row in alone], name
         np.testing.assert_allclose([row[3] for row in curves[name]], [row[3] for row in alone], rtol=2e-4)
-        assert [row[4] for row in curves[name]] == [row[4] for row in alone], name
+        errors = [[row[4] for row in curve if row[4] is not None] for curve in (curves[name], alone)]
+        assert len(errors[0]) == 2
+        np.testing.assert_allclose(*errors, atol=1.01 / 12, rtol=0)  # of 12 images one may be decided by rounding
 
 
 def test_group_shares_cover_a_batch():
