@@ -50,9 +50,11 @@ class Muon(torch.optim.Optimizer):
             torch._foreach_lerp_(buffers, [p.grad for p in weights], 1 - group["momentum"])
             ahead = torch._foreach_lerp([p.grad for p in weights], buffers, group["momentum"])
             matrices = [as_matrix(x) for x in ahead]
-            for p, matrix, step in zip(weights, matrices, orthogonal(matrices), strict=True):
-                step = from_matrix(step, p.shape) * (group["lr"] * 0.2 * max(matrix.shape) ** 0.5)
-                p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(step)
+            steps = [from_matrix(x, p.shape) for p, x in zip(weights, orthogonal(matrices), strict=True)]
+            torch._foreach_mul_(steps, [0.2 * max(matrix.shape) ** 0.5 for matrix in matrices])
+            torch._foreach_mul_(steps, group["lr"])
+            torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+            torch._foreach_sub_(weights, steps)
         return loss
 
 
@@ -76,15 +78,19 @@ def from_matrix(matrix: Tensor, shape: torch.Size) -> Tensor:
 
 
 def orthogonal(matrices: Sequence[Tensor]) -> list[Tensor]:
-    """Each with its singular values near 1, those of one shape at once; what is 0 stays 0."""
+    """Each with its singular values near 1; what is 0 stays 0.
+
+    They are made so all at once, as small matrices are work for a GPU only together: each lies in the corner of one as
+    large as the largest, and the zeros around it stay zeros.
+    """
     wide = [x if x.shape[0] <= x.shape[1] else x.T for x in matrices]
-    done: dict[int, Tensor] = {}
-    for shape in dict.fromkeys(x.shape for x in wide):
-        members = [k for k, x in enumerate(wide) if x.shape == shape]
-        x = torch.stack([wide[k] for k in members])
-        x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-20)
-        for _ in range(5):
-            s = x @ x.mT
-            x = torch.baddbmm(x, torch.baddbmm(s, s, s, beta=B, alpha=C), x, beta=A)
-        done |= dict(zip(members, x, strict=True))
-    return [done[k] if wide[k] is x else done[k].T for k, x in enumerate(matrices)]
+    corners = [(k, slice(x.shape[0]), slice(x.shape[1])) for k, x in enumerate(wide)]
+    x = wide[0].new_zeros(len(wide), *(max(x.shape[axis] for x in wide) for axis in (0, 1)))
+    for corner, one in zip(corners, wide, strict=True):
+        x[corner] = one
+    x /= x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-20)
+    for _ in range(5):
+        s = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(s, s, s, beta=B, alpha=C), x, beta=A)
+    steps = [x[corner] for corner in corners]
+    return [step if step.shape == like.shape else step.T for step, like in zip(steps, matrices, strict=True)]
