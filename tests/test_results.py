@@ -465,11 +465,15 @@ def test_choices_are_set_beside_each_other_where_they_are_equally_good_on_famili
         ("zoom=0.2", 0, "", ""),
     ]:
         choices.append(path, common | dict(choice=choice, split=split, familiar=familiar, novel=novel))
+    digits = dict(base="affnist_matched_fast", held="0.1", epochs="2", choice="epochs=2", split=0)
+    choices.append(path, common | digits | dict(familiar="1.40 0.60", novel="8.00 4.00"))
     text, _, _ = made(house)
     lines = [line for line in text.splitlines() if line.startswith(("| `", "| as"))]
     assert lines == [
-        "| as it is | 23.00 ± 4.24 | 21.00 ± 1.41 |  |  | 2 to 4, 100 | 40% | 0, 1 | abc1234 |",
-        "| `zoom=0.2` |  |  |  |  | 0, 100 | 40% | 0 | abc1234 |",
+        "| as it is | 23.00 ± 4.24 | 21.00 ± 1.41 |  |  | 14.50 ± 6.36 at 9.00 ± 2.83 | 2 to 4, 100 | 40% | 0, 1 "
+        "| abc1234 |",
+        "| `zoom=0.2` |  |  |  |  | none at none | 0, 100 | 40% | 0 | abc1234 |",
+        "| `epochs=2` | 8.00 | 7.00 | 6.00 | 5.00 | 4.00 at 0.60 | 2, 2 | 10% | 0 | abc1234 |",
     ]
     assert held_out.NOVEL.splitlines()[0] in text
     assert held_out.novel_at(8, [80, 14, 9, 7], [80, 30, 20, 19]) == 19.5

@@ -10,6 +10,7 @@ import tiny
 import torch
 
 from vbcaps.data import Dataset, Split
+from vbcaps.data.affnist import affine_digits
 from vbcaps.learner import NEVER, Learner
 from vbcaps.recipes import recipe
 from vbcaps.train import evaluate, scorer
@@ -67,6 +68,21 @@ def test_a_row_has_both_errors_after_each_epoch(job, monkeypatch):
     assert (row["choice"], row["split"], row["held"], row["epochs"], row["note"]) == ("lr=0.01", 1, 0.4, 9, "")
 
 
+def test_of_digits_affine_maps_of_those_held_out_are_novel(monkeypatch):
+    train, asked = tiny.split(60, 1), []
+    made = Dataset("mnist", train, tiny.split(3, 2), tiny.CLASSES, "made up")
+    monkeypatch.setattr("vbcaps.data.load", lambda name, *_: asked.append(name) or made)
+    recipe = tiny.recipe(name="affnist_matched_fast", dataset="affnist", crop=40, place=True, split=1, epochs=2)
+    classes, rest, held, novel = viewpoints.parts_of(choices.Job("", recipe, 0.2, None, "cpu", until=float("inf")))
+    assert (asked, classes) == (["mnist"], tiny.CLASSES)  # not affNIST: its images are of the test
+    assert [len(part.labels) for part in (rest, held, novel)] == [48, 12, 12 * viewpoints.MAPS]
+    found = [{image.numpy().tobytes() for image in part.images} for part in (train, rest, held)]
+    assert found[1] | found[2] == found[0]
+    assert not found[1] & found[2]
+    assert torch.equal(novel.images, affine_digits(held.images, viewpoints.MAPS))
+    assert torch.equal(novel.labels, torch.cat([held.labels] * viewpoints.MAPS))
+
+
 def test_a_run_that_fails_says_when_and_keeps_what_it_has(job, monkeypatch):
     totals = Learner.totals
     monkeypatch.setattr(Learner, "totals", lambda self: totals(self)._replace(bad=3 if self.epoch == 2 else NEVER))
@@ -76,7 +92,7 @@ def test_a_run_that_fails_says_when_and_keeps_what_it_has(job, monkeypatch):
 
 
 def test_a_recipe_without_viewpoints_is_refused():
-    with pytest.raises(SystemExit, match="smallnorb_fast has no viewpoint; smallnorb_azimuth_fast"):
+    with pytest.raises(SystemExit, match="smallnorb_fast has nothing novel; smallnorb_azimuth_fast"):
         viewpoints.main(["--base", "smallnorb_fast"])
     with pytest.raises(SystemExit, match="no field 'zom'; did you mean 'zoom'"):
         viewpoints.main(["zom=0.2"])
