@@ -58,7 +58,6 @@ MAIN = {
     "fashion": "Fashion-MNIST", "fashion_small": "Fashion-MNIST, {64,8,16,16}",
     "fashion_large": "Fashion-MNIST, {64,16,32,32}",
     "fashion_em": "Fashion-MNIST, EM", "fashion_dynamic": "Fashion-MNIST, Dynamic",
-    "fashion_enlarged": "Fashion-MNIST, enlarged from 28 to 36",
     "svhn": "SVHN", "svhn_small": "SVHN, {64,8,16,16}", "svhn_medium": "SVHN, {64,16,16,16}",
     "svhn_em": "SVHN, EM", "svhn_dynamic": "SVHN, Dynamic",
     "cifar10": "CIFAR-10", "cifar10_small": "CIFAR-10, {64,8,16,16}", "cifar10_medium": "CIFAR-10, {64,16,16,16}",
