@@ -230,7 +230,11 @@ def layers(draw):
 
 # Shrinking would run many more examples in a slow interpreter.
 drawn = settings(
-    max_examples=3, deadline=None, derandomize=True, database=None, phases=(Phase.explicit, Phase.generate)
+    max_examples=10 if CUDA else 2,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=(Phase.explicit, Phase.generate),
 )
 
 
