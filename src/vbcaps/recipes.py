@@ -244,8 +244,8 @@ def default() -> Recipe:
 
 # What was chosen on a share of the training set held out (results/README.md): fields of the fast twins by dataset, and
 # those of one routing or of one recipe alone. EM and the residual stem have VB's, with Muon not compared; affNIST has
-# what Fashion-MNIST had before, without its mirrors and squares. What stops at a matched error stops early, while others
-# would still be at their highest rate, so that some have a shorter schedule.
+# what Fashion-MNIST had before, without its mirrors and squares. What stops at a matched error stops early; some such
+# recipes have a shorter schedule, so that their rate has begun to fall by then.
 _ADAMW: dict[str, Any] = dict(
     optimiser="adamw", lr=0.0015, weight_decay=0.2, gain=0.25, activation="paper", loss_on="logits", ema=0.998
 )
