@@ -28,8 +28,8 @@ from torch import Tensor, nn
 
 import vbcaps.layers
 from vbcaps import CapsNet
+from vbcaps.kernels.cpu.build import find_compiler, why_no_library
 from vbcaps.layers import Capsules
-from vbcaps.routing.build_cpu import find_compiler, why_no_library
 from vbcaps.routing.fields import Fields
 
 WAYS = ("nine axes", "reference", "cpu")

@@ -4,9 +4,9 @@ python benchmarks/train_step.py [--arch 64,16,16,16,5] [--batch 32 128] [--routi
                                 [--peer reference compiled] [--device cuda] [--csv benchmarks/steps.csv]
 
 A training step is forward, loss, backward and Adam on images that lie on the device. Ours is what a user runs: on a GPU
-one CUDA graph (`vbcaps.step.TrainStep`, and for inference a captured forward pass). The peers are the same network with
-`backend="reference"`, eager and under torch.compile. Compiling the reference takes about a minute each time, so
-that without --peer it is done for one network, in training, at two batches.
+one CUDA graph (`vbcaps.training.step.TrainStep`, and for inference a captured forward pass). The peers are the same
+network with `backend="reference"`, eager and under torch.compile. Compiling the reference takes about a minute each
+time, so that without --peer it is done for one network, in training, at two batches.
 
 Without a filter it measures the four networks at four batches, and EM beside VB for one of them. A peer that does not
 fit into memory leaves a row that says so. That ours computes what the peer does is checked on what the first call
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from vbcaps import CapsNet
 from vbcaps.losses import nll_loss
-from vbcaps.step import TrainStep
+from vbcaps.training.step import TrainStep
 
 NETWORKS = ("64,8,16,16,5", "64,16,16,16,5", "64,16,32,32,5", "64,16,32,32,10")
 USUAL = NETWORKS[1]

@@ -22,11 +22,11 @@ from pathlib import Path
 import tiny
 import torch
 
-import vbcaps.train
-from vbcaps.train import Event, Interrupted, fit
+import vbcaps.training.loop
+from vbcaps.training.loop import Event, Interrupted, fit
 
 torch.set_num_threads(1)  # no pool of threads that a fork would lose
-vbcaps.train.load = tiny.dataset
+vbcaps.training.loop.load = tiny.dataset
 
 
 def fork(work: Callable[[], object], **environment: str) -> int:

@@ -1,13 +1,18 @@
 """A problem small enough to train in a second or two with the reference: three classes, told by where a bar lies."""
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
 
 from vbcaps.data import Dataset, Split
-from vbcaps.recipe import Recipe
+from vbcaps.training.recipe import Recipe
 
 CLASSES = ("top", "middle", "bottom")
 
@@ -40,6 +45,15 @@ def in_place_of_data() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vbcaps.train.load", dataset)
+        patch.setattr("vbcaps.training.loop.load", dataset)
         yield
     torch.set_num_threads(threads)
+
+
+def forked(which: str, folder: Path) -> dict:
+    """Run ``tests/forked.py`` in a process of its own, and return what it prints."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    command = [sys.executable, str(Path(__file__).with_name("forked.py")), which, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1]) | {"stderr": done.stderr}

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from vbcaps.layers import Capsules, ClassCaps, ConvCaps, PrimaryCaps
     from vbcaps.models import CapsNet, CapsVAE, ConvNet, Reconstruction
     from vbcaps.prior import Prior
-    from vbcaps.shipped import load
+    from vbcaps.weights.shipped import load
 
 __version__ = "0.1.0"
 
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 _HOME = dict(
-    CapsNet="models", CapsVAE="models", ConvNet="models", Reconstruction="models", Prior="prior", load="shipped"
+    CapsNet="models", CapsVAE="models", ConvNet="models", Reconstruction="models", Prior="prior", load="weights.shipped"
 )  # fmt: skip
 
 

@@ -1,5 +1,5 @@
 """``python -m vbcaps``, the command line; torchrun starts it so, too."""
 
-from vbcaps.cli import main
+from vbcaps.cli.main import main
 
 main()

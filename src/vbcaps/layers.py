@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vbcaps.kernels.route import BACKENDS, HAS_TRITON, route
 from vbcaps.routing import ROUTINGS, Agreement, Mixture, Posterior
 from vbcaps.routing.fields import Fields, conv_fields, places
-from vbcaps.routing.route import BACKENDS, HAS_TRITON, route
 
 INITS = ("glorot", "identity")
 
@@ -51,7 +51,7 @@ class BatchNorm(nn.BatchNorm1d):
             and x.numel() < 2**31
             and HAS_TRITON
         ):
-            from vbcaps.norm_triton import batch_norm, keep_statistics
+            from vbcaps.kernels.triton.norm import batch_norm, keep_statistics
 
             y, _, mean, var = batch_norm(x.contiguous(), self.eps)
             running = (self.running_mean, self.running_var, self.num_batches_tracked)

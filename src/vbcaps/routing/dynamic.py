@@ -66,7 +66,7 @@ class DynamicRouting(nn.Module):
         self, a: Tensor, pose: Tensor, W: Tensor, fields: Fields, place: Tensor | None, posterior: bool = True
     ) -> tuple[Tensor, Tensor, Agreement | None]:
         """The same for the votes that poses and weights make, without making them (``routing.route``)."""
-        from vbcaps.routing.dynamic_fused import dynamic_routing_fused
+        from vbcaps.kernels.dynamic import dynamic_routing_fused
 
         return dynamic_routing_fused(a, pose, W, fields, place=place, iters=self.iters, posterior=posterior)
 

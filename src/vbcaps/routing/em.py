@@ -116,7 +116,7 @@ class EMRouting(nn.Module):
         self, a: Tensor, pose: Tensor, W: Tensor, fields: Fields, place: Tensor | None, posterior: bool = True
     ) -> tuple[Tensor, Tensor, Mixture | None]:
         """The same for the votes that poses and weights make, without making them (``routing.route``)."""
-        from vbcaps.routing.em_fused import em_routing_fused
+        from vbcaps.kernels.em import em_routing_fused
 
         return em_routing_fused(
             a,

@@ -276,7 +276,7 @@ class VBRouting(nn.Module):
         self, a: Tensor, pose: Tensor, W: Tensor, fields: Fields, place: Tensor | None, posterior: bool = True
     ) -> tuple[Tensor, Tensor, Posterior | None]:
         """The same for the votes that poses and weights make, without making them (``routing.route``)."""
-        from vbcaps.routing.vb_fused import vb_routing_fused
+        from vbcaps.kernels.vb import vb_routing_fused
 
         return vb_routing_fused(
             a,

@@ -1,0 +1,118 @@
+"""The command line's flags for a recipe: one for each field of the dataclass, with its type and help."""
+
+import contextlib
+import dataclasses
+import inspect
+import types
+from collections.abc import Callable
+from typing import Annotated, Any, get_args, get_origin
+
+import typer
+
+from vbcaps.training.recipe import CHOICES, Recipe, field_types, nearest, not_for
+from vbcaps.training.recipes import RECIPES
+
+NOT_FLAGS = ("name",)  # it is the argument RECIPE
+GROUPS = dict(
+    dataset="Data", crop="Images", network="Network and routing", loss="Training"
+)  # by the first field of each
+NONE = object()  # what the word `none` becomes: None itself means that the flag was not given
+WORDS: dict[type, str] = {int: "INT", float: "NUMBER", str: "TEXT"}
+
+
+def recipe_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command that ends in ``**fields`` one option for each field of ``Recipe``."""
+    *own, rest = inspect.signature(command).parameters.values()
+    if rest.kind is not inspect.Parameter.VAR_KEYWORD:
+        raise TypeError(f"{command.__name__} must end in **fields, got {rest}")
+    kinds, group, flags = field_types(), "", []
+    for field in dataclasses.fields(Recipe):
+        group = GROUPS.get(field.name, group)
+        if field.name not in NOT_FLAGS:
+            flags.append(_flag(field, kinds[field.name], group))
+    command.__signature__ = inspect.Signature([*own, *flags])  # type: ignore[attr-defined]
+    command.__annotations__ |= {flag.name: flag.annotation for flag in flags}
+    return command
+
+
+def given(fields: dict[str, Any]) -> dict[str, Any]:
+    """Of what the command line parsed, the fields that the user named."""
+    return {field: None if value is NONE else value for field, value in fields.items() if value is not None}
+
+
+def changed(name: str, fields: dict[str, Any]) -> Recipe:
+    """The recipe of that name with fields changed; a bad name or value ends the program with the nearest good one."""
+    if name not in RECIPES:
+        raise typer.BadParameter(
+            f"there is no recipe {name!r}{nearest(name, RECIPES)} (`vbcaps recipes` lists them)", param_hint="RECIPE"
+        )
+    recipe = RECIPES[name]()
+    try:
+        return dataclasses.replace(recipe, **_left_behind(recipe, fields) | fields)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=f"recipe '{name}'") from error
+
+
+def _left_behind(recipe: Recipe, fields: dict[str, Any]) -> dict[str, Any]:
+    """With another network or routing, the recipe's fields that are not for it, back at their defaults."""
+    if "network" not in fields and "routing" not in fields:
+        return {}
+    network, routing = fields.get("network", recipe.network), fields.get("routing", recipe.routing)
+    left = {field: getattr(Recipe, field) for field in not_for(network, routing)}
+    return left | dict(loss_on="logits") if network == "cnn" else left
+
+
+def _flag(field: dataclasses.Field, kind: Any, group: str) -> inspect.Parameter:
+    name = "--" + field.name.replace("_", "-")
+    # The default is the recipe's, so none is shown.
+    about: dict[str, Any] = dict(help=field.metadata["help"], rich_help_panel=group, show_default=False)
+    annotation: Any
+    if kind is bool:
+        annotation = Annotated[bool | None, typer.Option(f"{name}/--no{name[1:]}", **about)]
+    else:
+        one, optional = _kind(kind)
+        about |= dict(metavar=_metavar(one), parser=parser_of(kind))
+        words = [*CHOICES.get(field.name, ()), *(["none"] if optional else [])]
+        about["help"] += f" ({', '.join(words)})" if words else ""
+        annotation = Annotated[str | None, typer.Option(name, **about)]
+    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _metavar(kind: Any) -> str:
+    return f"{WORDS[get_args(kind)[0]]},..." if get_origin(kind) is tuple else WORDS[kind]
+
+
+def _kind(kind: Any) -> tuple[Any, bool]:
+    """A field's type without None, and whether it may be that."""
+    optional = isinstance(kind, types.UnionType)
+    (one,) = (part for part in get_args(kind) if part is not type(None)) if optional else (kind,)
+    return one, optional
+
+
+def parser_of(kind: Any) -> Callable[[Any], Any]:
+    """From a word to a value of that type; whether the value is allowed is for the recipe to say."""
+    kind, optional = _kind(kind)
+
+    def parse(text: Any) -> Any:
+        if not isinstance(text, str):  # what is parsed already comes by a second time
+            return text
+        if optional and text.lower() == "none":
+            return NONE
+        if get_origin(kind) is tuple:
+            words = [] if text.lower() == "none" else text.strip("()[] ").split(",")
+            return tuple(_value(word.strip(), get_args(kind)[0]) for word in words)
+        return _value(text, kind)
+
+    return parse
+
+
+def _value(word: str, kind: type) -> Any:
+    try:
+        return kind(word)
+    except ValueError:
+        what, near = "a number", ""
+        if kind is int:
+            what = "a whole number"
+            with contextlib.suppress(ValueError, OverflowError):
+                near = f"; did you mean {round(float(word))}?"
+        raise typer.BadParameter(f"{word!r} is not {what}{near}") from None

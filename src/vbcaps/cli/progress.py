@@ -1,0 +1,90 @@
+"""What a training shows while it runs: live bars in a terminal, plain lines elsewhere, nothing when asked."""
+
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from vbcaps.cli.report import console, duration, percent, say
+
+if TYPE_CHECKING:
+    from vbcaps.training.loop import Event
+
+EVERY = 30.0  # seconds after which a long epoch writes a plain line of its own
+
+
+class Display:
+    """Shows the events of ``fit`` while it is entered. With several seeds each line names its seed."""
+
+    def __init__(self, quiet: bool = False, seeds: int = 1):
+        self.quiet, self.names = quiet, seeds > 1
+        self.bars: Progress | None = None
+        if console.is_terminal and not quiet:
+            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[numbers]}"))
+            self.bars = Progress(*columns, console=console, transient=True)
+        self.tasks: dict[int, TaskID] = {}  # by seed
+        self.written = time.monotonic()
+
+    def __enter__(self) -> "Display":
+        if self.bars is not None:
+            self.bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.bars is not None:
+            self.bars.stop()
+
+    def __call__(self, event: "Event") -> None:
+        if self.quiet:
+            return
+        if event.kind == "note":
+            self.say(event, event.message)
+        if event.kind in ("step", "epoch"):
+            self.advance(event)
+            late = self.bars is None and time.monotonic() - self.written > EVERY
+            if event.kind == "epoch" or late:
+                self.say(event, f"{where(event)}  {numbers(event)}")
+                self.written = time.monotonic()
+        if event.kind == "end" and self.bars is not None and event.seed in self.tasks:
+            self.bars.remove_task(self.tasks.pop(event.seed))
+
+    def advance(self, event: "Event") -> None:
+        if self.bars is None:
+            return
+        if event.seed not in self.tasks:
+            self.tasks[event.seed] = self.bars.add_task("", numbers="")
+        self.bars.update(
+            self.tasks[event.seed],
+            description=self.name(event) + f"epoch {event.epoch}/{event.epochs}",
+            total=event.epochs * event.steps,
+            completed=(event.epoch - 1) * event.steps + event.step,
+            numbers=numbers(event),
+        )
+
+    def say(self, event: "Event", line: str) -> None:
+        say(self.name(event) + line)
+
+    def name(self, event: "Event") -> str:
+        return f"seed {event.seed}  " if self.names else ""
+
+
+def where(event: "Event") -> str:
+    epoch = f"epoch {event.epoch:>{len(str(event.epochs))}}/{event.epochs}"
+    return epoch if event.kind == "epoch" else f"{epoch} step {event.step}/{event.steps}"
+
+
+def numbers(event: "Event") -> str:
+    """Loss, errors, images per second and the time left, as far as they are known."""
+    parts = []
+    if event.loss is not None:
+        parts.append(f"loss {event.loss:.3f}")
+    if event.error is not None:
+        parts.append(f"error {percent(event.error)}")
+    if event.validation is not None:
+        parts.append(f"validation {percent(event.validation)}")
+    parts.append(f"{event.images_per_second:,.0f} images/s")
+    parts.append(f"{duration(event.eta)} left")
+    return "  ".join(parts)

@@ -1,0 +1,1 @@
+"""The fast twins of the routings, for GPUs (Triton) and CPUs (C++)."""

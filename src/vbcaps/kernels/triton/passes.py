@@ -1,0 +1,390 @@
+"""The passes over votes that VB and EM routing share, as Triton kernels. No vote is ever written to memory.
+
+Both algorithms are the same loop (README.md beside this file derives its gradients):
+
+    moments   r_j = sum_i R_ij,  m_j = (sum_i R_ij V_ij + k0 m0) / (k0 + r_j),
+              S_j = sum_i R_ij (V_ij - m_j)^2 + k0 (m0 - m_j)^2
+    parent    (r_j, S_j) to (lambda_j, K_j)                      the algorithm's own, in vb_triton.py and em_triton.py
+    scores    z_ij = K_j - 1/2 sum_d lambda_jd (V_ijd - m_jd)^2,  r_ij = softmax over all parents of the child
+
+with R_ij = a_i r_ij. A vote V_ij = M_i W_ij is made again each time it is needed (mma_triton.py).
+
+How memory lies. A pose is 16 neighbours, column by column, as tensor cores take it. Slots come in fours, of four types
+of children at one position: a lane reads the responsibilities of all four by one load. Types of parents come in fours,
+too, j = 4 g + k, so that what a warp reads is one piece. Where types are no multiple of four, a last four has room to
+spare:
+
+    a: c n    pose: c n r p    W: i j p r    r, z, dR: l u g n k 4    r_j, K: l j n    m, S, lambda: l j n r p
+
+`child[l, i]` is the lower capsule in slot i of field l, `parents[c, s]` the s-th of the `seen[c]` slots (l I + i)
+that hold capsule c, then -1. Where positions share weights, slot i uses row i mod SHARED of them.
+
+A warp has 8 images and 4 types of parents, and goes over fours of slots; the warps of a program have other types, and
+so read the same poses. Programs deal the fours of a field out in PARTS, whose sums are added where they are read, in a
+fixed order: no atomics, no barriers; the same bits every time.
+"""
+
+import triton
+import triton.language as tl
+
+from vbcaps.kernels.triton.mma import (
+    eight,
+    four,
+    half_product,
+    load_block,
+    load_pose,
+    load_rows,
+    product_plain,
+    store_four,
+    store_pose,
+    two,
+)
+
+
+@triton.jit
+def repeat(x):
+    return [x for d in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)]
+
+
+@triton.jit
+def add(A, B):
+    return [A[d] + B[d] for d in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)]
+
+
+@triton.jit
+def sub(A, B):
+    return [A[d] - B[d] for d in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)]
+
+
+@triton.jit
+def mul(A, B):
+    return [A[d] * B[d] for d in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)]
+
+
+@triton.jit
+def scale(s, A):
+    return [s * A[d] for d in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)]
+
+
+@triton.jit
+def axpy(A, s, X):
+    """A + s X."""
+    return [A[d] + s * X[d] for d in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)]
+
+
+@triton.jit
+def lanes(block, group, N, J, WARPS: tl.constexpr):
+    """The lanes of a program, the image and type of each, and whether there are such.
+
+    Where there are not, the lane works on the last and keeps nothing.
+    """
+    lane = tl.arange(0, 32 * WARPS)
+    n, j = block * 8 + lane % 32 // 4, (group * WARPS + lane // 32) * 4 + lane % 4
+    return lane, tl.minimum(n, N - 1), tl.minimum(j, J - 1), (n < N) & (j < J)
+
+
+@triton.jit
+def own_part(pose_ptr, W_ptr, N, U, CHUNK, J: tl.constexpr, WARPS: tl.constexpr, MMA: tl.constexpr):
+    """Of a program (part, field, images and types): image and type of each lane, its fours, where r is, for `fetch`."""
+    blocks = tl.cdiv(N, 8)
+    lane, n, j, here = lanes(tl.program_id(2) % blocks, tl.program_id(2) // blocks, N, J, WARPS)
+    if MMA:
+        column = tl.minimum(j // 4 * 4 + lane % 32 // 8, J - 1)
+        pose_at, weight_at = 16 * n + lane % 4 * 4, column * 16 + lane % 4 * 4 + lane // 4 % 2 * 2
+    else:
+        pose_at, weight_at = 16 * n, 16 * j
+    start = tl.program_id(0) * CHUNK
+    own = ((tl.program_id(1) * U * ((J + 3) // 4) + j // 4) * N + n) * 16 + j % 4 * 4
+    return n, j, here, start, tl.minimum(start + CHUNK, U), own, (pose_ptr + pose_at, W_ptr + weight_at, N)
+
+
+@triton.jit
+def first_slot(u, TYPES: tl.constexpr):
+    """Of four u of a field: its first slot, and the last of its slots counted from there."""
+    t = u % ((TYPES + 3) // 4) * 4
+    return u // ((TYPES + 3) // 4) * TYPES + t, tl.minimum(TYPES - t, 4) - 1
+
+
+@triton.jit
+def nth(k: tl.constexpr, last, TYPES: tl.constexpr):
+    """k, or where a four has fewer slots the last of them."""
+    return k if TYPES % 4 == 0 else tl.minimum(k, last)
+
+
+@triton.jit
+def fetch(makings, c, i, J: tl.constexpr, SHARED: tl.constexpr, MMA: tl.constexpr):
+    """M_c, and W_ij of its slot i, for `add_vote`."""
+    pose_ptr, W_ptr, N = makings
+    W_ptr += (i % SHARED if SHARED else i) * J * 16
+    pose_ptr += c * 16 * N
+    if MMA:
+        return four(pose_ptr) + two(W_ptr)
+    else:
+        return load_block(pose_ptr, 1, 4, 4, 4), load_block(W_ptr, 4, 4, 4, 1)
+
+
+@triton.jit
+def fetch_four(makings, c, u, J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, MMA: tl.constexpr):
+    """The same for the slots of four u, of children from c on.
+
+    A loop over fours fetches for the next round, at its end: then one wait for memory serves four slots, where the
+    compiler would put each load just before its use.
+    """
+    i, last = first_slot(u, TYPES)
+    made = ()
+    for k in tl.static_range(4):
+        step = nth(k, last, TYPES)
+        made += fetch(makings, c + step, i + step, J, SHARED, MMA)
+    return made
+
+
+@triton.jit
+def load_child(child_ptr, u, end, I, TYPES: tl.constexpr):
+    """The first child of four u of the program's field; behind the last four, of that."""
+    i, _ = first_slot(tl.minimum(u, end - 1), TYPES)
+    return tl.load(child_ptr + tl.program_id(1) * I + i).to(tl.int32)
+
+
+@triton.jit
+def load_children(x_ptr, c, u, n, N, TYPES: tl.constexpr):
+    """Of the children of four u, from c on, a number of each."""
+    _, last = first_slot(u, TYPES)
+    x = ()
+    for k in tl.static_range(4):
+        x += (tl.load(x_ptr + (c + nth(k, last, TYPES)) * N + n),)
+    return x
+
+
+@triton.jit
+def add_vote(
+    A, made, k: tl.constexpr, place_ptr, u, TYPES: tl.constexpr, PLACE: tl.constexpr, MMA: tl.constexpr
+):  # fmt: skip
+    """A + V_ij of the k-th slot of four u: V_ij = M_i W_ij with the child's place added to two entries."""
+    if PLACE:
+        i, last = first_slot(u, TYPES)
+        at = place_ptr + 2 * (i + nth(k, last, TYPES))
+        y, x = tl.load(at), tl.load(at + 1)
+        A = [
+            A[d] + y if d == 3 else (A[d] + x if d == 7 else A[d])
+            for d in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
+        ]
+    if MMA:
+        P, W = made[6 * k : 6 * k + 4], made[6 * k + 4 : 6 * k + 6]
+        return half_product(A[:8], P[:2], W, MMA) + half_product(A[8:], P[2:], W, MMA)
+    else:
+        M, W = made[2 * k], made[2 * k + 1]
+        V = tl.reshape(product_plain(M, W), (M.shape[0], 2, 8))
+        top, bottom = tl.split(tl.permute(V, (0, 2, 1)))
+        return add(A, eight(top) + eight(bottom))
+
+
+@triton.jit
+def sum_parts(ptr, at, part_size, PARTS):
+    """The sum of PARTS numbers, `part_size` apart."""
+    s = tl.load(ptr + at)
+    for q in range(1, PARTS):
+        s += tl.load(ptr + q * part_size + at)
+    return s
+
+
+@triton.jit
+def sum_pose_parts(ptr, at, part_size, PARTS):
+    s = load_pose(ptr + at)
+    for q in range(1, PARTS):
+        x = load_pose(ptr + q * part_size + at)
+        s = (
+            s[0] + x[0], s[1] + x[1], s[2] + x[2], s[3] + x[3], s[4] + x[4], s[5] + x[5], s[6] + x[6], s[7] + x[7],
+            s[8] + x[8], s[9] + x[9], s[10] + x[10], s[11] + x[11], s[12] + x[12], s[13] + x[13], s[14] + x[14],
+            s[15] + x[15],
+        )  # fmt: skip
+    return s
+
+
+@triton.jit
+def sum_types(x_ptr, field, n, N, J, TYPES: tl.constexpr):
+    """The sum over the J types of a field; TYPES: the power of two from J on."""
+    k = tl.arange(0, TYPES)
+    return tl.sum(tl.load(x_ptr + (field[:, None] + k[None, :]) * N + n[:, None], mask=k[None, :] < J, other=0.0), 1)
+
+
+@triton.jit
+def load_shares(a_ptr, r_ptr, c, u, own, n, N, J: tl.constexpr, TYPES: tl.constexpr, FIRST: tl.constexpr):
+    """a_i, and r_ij, of four u."""
+    a = load_children(a_ptr, c, u, n, N, TYPES)
+    return a if FIRST else a + four(r_ptr + u * ((J + 3) // 4) * 16 * N + own)
+
+
+@triton.jit
+def share(loaded, k: tl.constexpr, u, J: tl.constexpr, TYPES: tl.constexpr, FIRST: tl.constexpr):
+    """R_ij = a_i r_ij of the k-th slot of four u; 0 where there is none."""
+    R = loaded[k] / J if FIRST else loaded[k] * loaded[4 + k]
+    _, last = first_slot(u, TYPES)
+    return R if TYPES % 4 == 0 else tl.where(k <= last, R, 0.0)
+
+
+@triton.jit
+def means_kernel(
+    a_ptr, pose_ptr, W_ptr, place_ptr, child_ptr, r_ptr,
+    sum_R_ptr, sum_RV_ptr,
+    N, I, U, CHUNK,
+    J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, PLACE: tl.constexpr, FIRST: tl.constexpr,
+    WARPS: tl.constexpr, MMA: tl.constexpr,
+):  # fmt: skip
+    """Part of sum_i R_ij and sum_i R_ij V_ij: CHUNK fours of one position."""
+    l, L = tl.program_id(1), tl.num_programs(1)
+    n, j, here, start, end, own, makings = own_part(pose_ptr, W_ptr, N, U, CHUNK, J, WARPS, MMA)
+    zero = tl.zeros((32 * WARPS,), tl.float32)
+    sum_R, sum_RV = zero, repeat(zero)
+    c = load_child(child_ptr, start, end, I, TYPES)
+    made = fetch_four(makings, c, start, J, TYPES, SHARED, MMA)
+    loaded = load_shares(a_ptr, r_ptr, c, start, own, n, N, J, TYPES, FIRST)
+    c = load_child(child_ptr, start + 1, end, I, TYPES)
+    for u in range(start, end):
+        for k in tl.static_range(4):
+            R = share(loaded, k, u, J, TYPES, FIRST)
+            sum_R += R
+            sum_RV = axpy(sum_RV, R, add_vote(repeat(zero), made, k, place_ptr, u, TYPES, PLACE, MMA))
+        next = tl.minimum(u + 1, end - 1)
+        made = fetch_four(makings, c, next, J, TYPES, SHARED, MMA)
+        loaded = load_shares(a_ptr, r_ptr, c, next, own, n, N, J, TYPES, FIRST)
+        c = load_child(child_ptr, u + 2, end, I, TYPES)
+    parent = (tl.program_id(0) * L + l) * J * N + j * N + n
+    tl.store(sum_R_ptr + parent, sum_R, mask=here)
+    store_pose(sum_RV_ptr + parent * 16, sum_RV, here)
+
+
+@triton.jit
+def spreads_kernel(
+    a_ptr, pose_ptr, W_ptr, place_ptr, child_ptr, r_ptr, k0_ptr, m0_ptr, sum_R_ptr, sum_RV_ptr,
+    rj_ptr, m_ptr, S_ptr,
+    N, I, U, CHUNK, PARTS, k0_stride, m0_stride,
+    J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, PLACE: tl.constexpr, FIRST: tl.constexpr,
+    WARPS: tl.constexpr, MMA: tl.constexpr,
+):  # fmt: skip
+    """r_j and m_j, and part of S_j."""
+    l, L = tl.program_id(1), tl.num_programs(1)
+    n, j, here, start, end, own, makings = own_part(pose_ptr, W_ptr, N, U, CHUNK, J, WARPS, MMA)
+    c = load_child(child_ptr, start, end, I, TYPES)
+    made = fetch_four(makings, c, start, J, TYPES, SHARED, MMA)
+    loaded = load_shares(a_ptr, r_ptr, c, start, own, n, N, J, TYPES, FIRST)
+    c = load_child(child_ptr, start + 1, end, I, TYPES)
+    parent, size = (l * J + j) * N + n, L * J * N
+    k0, m0 = tl.load(k0_ptr + j * k0_stride), load_rows(m0_ptr + j * m0_stride)
+    r_j = sum_parts(sum_R_ptr, parent, size, PARTS)
+    m = axpy(sum_pose_parts(sum_RV_ptr, parent * 16, 16 * size, PARTS), k0, m0)
+    minus_m = scale(-1 / tl.maximum(k0 + r_j, 1e-19), m)
+    first = tl.program_id(0) == 0
+    gap = add(m0, minus_m)
+    S = scale(tl.where(first, k0, 0.0), mul(gap, gap))
+    tl.store(rj_ptr + parent, r_j, mask=here & first)
+    store_pose(m_ptr + parent * 16, scale(-1.0, minus_m), here & first)
+    for u in range(start, end):
+        for k in tl.static_range(4):
+            X = add_vote(minus_m, made, k, place_ptr, u, TYPES, PLACE, MMA)
+            S = axpy(S, share(loaded, k, u, J, TYPES, FIRST), mul(X, X))
+        next = tl.minimum(u + 1, end - 1)
+        made = fetch_four(makings, c, next, J, TYPES, SHARED, MMA)
+        loaded = load_shares(a_ptr, r_ptr, c, next, own, n, N, J, TYPES, FIRST)
+        c = load_child(child_ptr, u + 2, end, I, TYPES)
+    store_pose(S_ptr + (tl.program_id(0) * size + parent) * 16, S, here)
+
+
+@triton.jit
+def scores_kernel(
+    pose_ptr, W_ptr, place_ptr, child_ptr, m_ptr, lam_ptr, K_ptr,
+    z_ptr,
+    N, I, U, CHUNK,
+    J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, PLACE: tl.constexpr, WARPS: tl.constexpr,
+    MMA: tl.constexpr,
+):  # fmt: skip
+    """z_ij of CHUNK fours of one position."""
+    n, j, here, start, end, own, makings = own_part(pose_ptr, W_ptr, N, U, CHUNK, J, WARPS, MMA)
+    made = fetch_four(makings, load_child(child_ptr, start, end, I, TYPES), start, J, TYPES, SHARED, MMA)
+    c = load_child(child_ptr, start + 1, end, I, TYPES)
+    parent = (tl.program_id(1) * J + j) * N + n
+    minus_m, lam = scale(-1.0, load_pose(m_ptr + parent * 16)), load_pose(lam_ptr + parent * 16)
+    K = tl.load(K_ptr + parent)
+    for u in range(start, end):
+        z = ()
+        for k in tl.static_range(4):
+            X = add_vote(minus_m, made, k, place_ptr, u, TYPES, PLACE, MMA)
+            distance = tl.zeros_like(K)
+            for d in tl.static_range(16):
+                distance += lam[d] * X[d] * X[d]
+            z += (K - 0.5 * distance,)
+        store_four(z_ptr + u * ((J + 3) // 4) * 16 * N + own, z, here)
+        made = fetch_four(makings, c, tl.minimum(u + 1, end - 1), J, TYPES, SHARED, MMA)
+        c = load_child(child_ptr, u + 2, end, I, TYPES)
+
+
+@triton.jit
+def own_children(parents_ptr, seen_ptr, N, S, TYPES: tl.constexpr):
+    """Of a program (four children of one position, 8 images): the first and the last child, its parents."""
+    c, last = first_slot(tl.program_id(0), TYPES)
+    _, n, k, here = lanes(tl.program_id(1), 0, N, 4, 1)
+    return c, last, n, k, here, tl.load(seen_ptr + c), parents_ptr + c * S
+
+
+@triton.jit
+def row_of(slot, N, J: tl.constexpr, TYPES: tl.constexpr):
+    """Where in r the four begins whose first slot this is (l I + i)."""
+    return (slot // TYPES * ((TYPES + 3) // 4) + slot % TYPES // 4) * ((J + 3) // 4) * 16 * N
+
+
+@triton.jit
+def load_types(ptr, g: tl.constexpr, k, J: tl.constexpr, other: tl.constexpr):
+    """Four slots of the lane's type 4 g + k; `other` where there is no such type."""
+    if J % 4 == 0:
+        return four(ptr)
+    else:
+        x, on = four(ptr + (tl.minimum(4 * g + k, J - 1) - 4 * g - k) * 4), 4 * g + k < J
+        return (
+            tl.where(on, x[0], other),
+            tl.where(on, x[1], other),
+            tl.where(on, x[2], other),
+            tl.where(on, x[3], other),
+        )
+
+
+@triton.jit
+def sum_lanes(x):
+    """The sum over the four types of an image, in each of its lanes."""
+    s = tl.sum(tl.reshape(x, (8, 4)), 1, keep_dims=True)
+    return tl.reshape(tl.broadcast_to(s, (8, 4)), (32,))
+
+
+@triton.jit
+def max_lanes(x):
+    s = tl.max(tl.reshape(x, (8, 4)), 1, keep_dims=True)
+    return tl.reshape(tl.broadcast_to(s, (8, 4)), (32,))
+
+
+@triton.jit
+def softmax_kernel(z_ptr, parents_ptr, seen_ptr, N, S, J: tl.constexpr, TYPES: tl.constexpr):
+    """r_ij = exp(z_ij - ln Z_i), written over z_ij: over types and positions of parents; four children a warp."""
+    c, _, n, k, here, seen, parents_ptr = own_children(parents_ptr, seen_ptr, N, S, TYPES)
+    own = z_ptr + n * 16 + k * 4
+    low = tl.full((32,), -3e38, tl.float32)
+    t0, t1, t2, t3 = low, low, low, low
+    for s in range(seen):
+        row = own + row_of(tl.load(parents_ptr + s), N, J, TYPES)
+        for g in tl.static_range((J + 3) // 4):
+            z = load_types(row + g * 16 * N, g, k, J, -3e38)
+            t0, t1 = tl.maximum(t0, z[0]), tl.maximum(t1, z[1])
+            t2, t3 = tl.maximum(t2, z[2]), tl.maximum(t3, z[3])
+    t0, t1, t2, t3 = max_lanes(t0), max_lanes(t1), max_lanes(t2), max_lanes(t3)
+    zero = tl.zeros((32,), tl.float32)
+    Z0, Z1, Z2, Z3 = zero, zero, zero, zero
+    for s in range(seen):
+        row = own + row_of(tl.load(parents_ptr + s), N, J, TYPES)
+        for g in tl.static_range((J + 3) // 4):
+            z = load_types(row + g * 16 * N, g, k, J, -3e38)
+            Z0, Z1 = Z0 + tl.exp(z[0] - t0), Z1 + tl.exp(z[1] - t1)
+            Z2, Z3 = Z2 + tl.exp(z[2] - t2), Z3 + tl.exp(z[3] - t3)
+    Z0, Z1, Z2, Z3 = 1 / sum_lanes(Z0), 1 / sum_lanes(Z1), 1 / sum_lanes(Z2), 1 / sum_lanes(Z3)
+    for s in range(seen):
+        row = own + row_of(tl.load(parents_ptr + s), N, J, TYPES)
+        for g in tl.static_range((J + 3) // 4):
+            z = load_types(row + g * 16 * N, g, k, J, -3e38)
+            r = tl.exp(z[0] - t0) * Z0, tl.exp(z[1] - t1) * Z1, tl.exp(z[2] - t2) * Z2, tl.exp(z[3] - t3) * Z3
+            store_four(row + g * 16 * N, r, here)  # 0 where there is no such type

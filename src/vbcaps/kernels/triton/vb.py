@@ -1,0 +1,226 @@
+"""What VB routing does at a parent, between the passes over votes (passes_triton.py): forward and backward kernels."""
+
+import triton
+import triton.language as tl
+
+from vbcaps.kernels.triton.mma import load_pose, load_rows, store_pose, store_rows
+from vbcaps.kernels.triton.passes import add, axpy, mul, repeat, scale, sub, sum_parts, sum_pose_parts, sum_types
+
+
+@triton.jit
+def digamma(x):
+    """psi(x), x > 0: below 8 the recurrence to x + 8, then the asymptotic series (as in distributions.digamma)."""
+    shift = 1.0 / x
+    for k in tl.static_range(1, 8):
+        shift += 1.0 / (x + k)
+    shift = tl.where(x < 8, shift, 0.0)
+    y = tl.where(x < 8, x + 8, x)
+    u = 1.0 / (y * y)
+    series = u * (1 / 12 - u * (1 / 120 - u * (1 / 252 - u * (1 / 240 - u / 132))))
+    return tl.log(y) - 0.5 / y - series - shift
+
+
+@triton.jit
+def trigamma(x):
+    """psi'(x), x > 0, likewise."""
+    shift = 1.0 / (x * x)
+    for k in tl.static_range(1, 8):
+        shift += 1.0 / ((x + k) * (x + k))
+    shift = tl.where(x < 8, shift, 0.0)
+    y = 1.0 / tl.where(x < 8, x + 8, x)
+    u = y * y
+    return shift + y + 0.5 * u + y * u * (1 / 6 - u * (1 / 30 - u * (1 / 42 - u / 30)))
+
+
+@triton.jit
+def digamma_of_nu(nu, WISHART: tl.constexpr):
+    """sum_d psi(nu/2), or the Wishart's sum_d psi((nu - d)/2)."""
+    if WISHART:
+        s = digamma(nu / 2)
+        for d in tl.static_range(1, 16):
+            s += digamma((nu - d) / 2)
+    else:
+        s = 16 * digamma(nu / 2)
+    return s
+
+
+@triton.jit
+def trigamma_of_nu(nu, WISHART: tl.constexpr):
+    """The derivative of digamma_of_nu."""
+    if WISHART:
+        s = 0.5 * trigamma(nu / 2)
+        for d in tl.static_range(1, 16):
+            s += 0.5 * trigamma((nu - d) / 2)
+    else:
+        s = 8 * trigamma(nu / 2)
+    return s
+
+
+@triton.jit
+def posterior(
+    rj_ptr, S, alpha0_ptr, kappa0_ptr, nu0_ptr, inv_psi0_ptr, at, N, J,
+    alpha0_stride, kappa0_stride, nu0_stride, inv_psi0_stride, TYPES: tl.constexpr,
+):  # fmt: skip
+    """Of a parent and image: alpha, sum_j alpha, kappa, nu, psi; and where it stands."""
+    n, lj = at % N, at // N
+    j, field = lj % J, lj // J * J
+    r_j = tl.load(rj_ptr + at)
+    k = tl.arange(0, TYPES)
+    sum_alpha = sum_types(rj_ptr, field, n, N, J, TYPES)
+    sum_alpha += tl.sum(tl.load(alpha0_ptr + k * alpha0_stride, mask=k < J, other=0.0), 0)
+    alpha = r_j + tl.load(alpha0_ptr + j * alpha0_stride)
+    kappa = r_j + tl.load(kappa0_ptr + j * kappa0_stride)
+    nu = r_j + tl.load(nu0_ptr + j * nu0_stride)
+    inv_psi = add(load_rows(inv_psi0_ptr + j * inv_psi0_stride), S)
+    psi = [1.0 / inv_psi[d] for d in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)]
+    return r_j, alpha, sum_alpha, kappa, nu, psi
+
+
+@triton.jit
+def parent_kernel(
+    rj_ptr, parts_ptr, alpha0_ptr, kappa0_ptr, nu0_ptr, inv_psi0_ptr, beta_a_ptr, beta_u_ptr,
+    S_ptr, lam_ptr, K_ptr, logit_ptr, alpha_ptr, kappa_ptr, psi_ptr, nu_ptr, E_ln_pi_ptr, E_lndet_ptr,
+    total, PARTS, N, J, alpha0_stride, kappa0_stride, nu0_stride, inv_psi0_stride,
+    LAST: tl.constexpr, WISHART: tl.constexpr, PAPER: tl.constexpr, TYPES: tl.constexpr,
+    LANES: tl.constexpr,
+):  # fmt: skip
+    """q*(pi, mu, lambda) to the precision lambda = nu psi and constant K of the scores or, at the end, the logit."""
+    at = tl.program_id(0) * LANES + tl.arange(0, LANES)
+    on = at < total
+    at = tl.minimum(at, total - 1)
+    S = sum_pose_parts(parts_ptr, 16 * at, 16 * total, PARTS)
+    store_pose(S_ptr + 16 * at, S, on)
+    r_j, alpha, sum_alpha, kappa, nu, psi = posterior(
+        rj_ptr, S, alpha0_ptr, kappa0_ptr, nu0_ptr, inv_psi0_ptr, at, N, J,
+        alpha0_stride, kappa0_stride, nu0_stride, inv_psi0_stride, TYPES,
+    )  # fmt: skip
+    E_ln_pi = digamma(alpha) - digamma(sum_alpha)
+    E_lndet = tl.log(psi[0])
+    for d in tl.static_range(1, 16):
+        E_lndet += tl.log(psi[d])
+    E_lndet += digamma_of_nu(nu, WISHART) + 16 * 0.6931471805599453
+    if LAST:
+        j = at // N % J
+        beta_a = tl.load(beta_a_ptr + j)
+        beta_u = tl.load(beta_u_ptr + j)
+        if PAPER:
+            logit = beta_a - (beta_u + E_ln_pi + E_lndet) * r_j
+        else:
+            H = 0.5 * (16 * 2.8378770664093453 - E_lndet)
+            logit = beta_a - (tl.exp(E_ln_pi) * H + beta_u)
+        tl.store(logit_ptr + at, logit, mask=on)
+        tl.store(alpha_ptr + at, alpha, mask=on)
+        tl.store(kappa_ptr + at, kappa, mask=on)
+        tl.store(nu_ptr + at, nu, mask=on)
+        tl.store(E_ln_pi_ptr + at, E_ln_pi, mask=on)
+        tl.store(E_lndet_ptr + at, E_lndet, mask=on)
+        store_pose(psi_ptr + 16 * at, psi, on)
+    else:
+        lam = scale(nu, psi)
+        store_pose(lam_ptr + 16 * at, lam, on)
+        tl.store(K_ptr + at, E_ln_pi + 0.5 * E_lndet - 8 / kappa, mask=on)
+
+
+@triton.jit
+def grad_parent_kernel(
+    rj_ptr, S_ptr, m_ptr, last_m_ptr, alpha0_ptr, kappa0_ptr, nu0_ptr, inv_psi0_ptr, beta_u_ptr,
+    dlogit_ptr, dm_ptr, dalpha_ptr, dkappa_ptr, dpsi_ptr, dnu_ptr, E_ln_pi_ptr, E_lndet_ptr,
+    U0_ptr, U1_ptr, U2_ptr,
+    gb_ptr, gS_ptr, gr_ptr, coef_ptr, score_coef_ptr, last_m_of_coef_ptr, galpha_ptr, gkappa_ptr, gnu_ptr,
+    total, PARTS, N, J, row, alpha0_stride, kappa0_stride, nu0_stride, inv_psi0_stride,
+    LAST: tl.constexpr, WISHART: tl.constexpr, PAPER: tl.constexpr,
+    HAS_M: tl.constexpr, HAS_ALPHA: tl.constexpr, HAS_KAPPA: tl.constexpr, HAS_PSI: tl.constexpr, HAS_NU: tl.constexpr,
+    PRIOR: tl.constexpr, TYPES: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """Gradients of logit and posterior (LAST) or of the scores to those of the moments, gb = dm / kappa, gS, gr.
+
+    And the coefficients with which a vote enters them (grad_vote).
+    """
+    at = tl.program_id(0) * LANES + tl.arange(0, LANES)
+    on = at < total
+    at = tl.minimum(at, total - 1)
+    n, lj = at % N, at // N
+    field = lj // J * J
+    block = (lj // J * tl.cdiv(J, 4) + lj % J // 4) * tl.cdiv(N, 8) + n // 8
+    term = block * 4 * row + (n % 8 * 4 + lj % J % 4) * 4
+    S = load_pose(S_ptr + 16 * at)
+    r_j, alpha, sum_alpha, kappa, nu, psi = posterior(
+        rj_ptr, S, alpha0_ptr, kappa0_ptr, nu0_ptr, inv_psi0_ptr, at, N, J,
+        alpha0_stride, kappa0_stride, nu0_stride, inv_psi0_stride, TYPES,
+    )  # fmt: skip
+    zero = tl.zeros_like(r_j)
+    dalpha, dkappa, dnu, dr = zero, zero, zero, zero
+    sum_dE_ln_pi = zero
+    if LAST:
+        dlogit = tl.load(dlogit_ptr + at)
+        E_ln_pi = tl.load(E_ln_pi_ptr + at)
+        E_lndet = tl.load(E_lndet_ptr + at)
+        k = tl.arange(0, TYPES)[None, :]
+        other = (field[:, None] + tl.minimum(k, J - 1)) * N + n[:, None]
+        dlogit_k = tl.load(dlogit_ptr + other)
+        if PAPER:
+            share = tl.load(rj_ptr + other)
+        else:
+            share = (
+                tl.exp(tl.load(E_ln_pi_ptr + other)) * 0.5 * (16 * 2.8378770664093453 - tl.load(E_lndet_ptr + other))
+            )
+        sum_dE_ln_pi = -tl.sum(tl.where(k < J, share * dlogit_k, 0.0), 1)
+        if PAPER:
+            beta_u = tl.load(beta_u_ptr + lj % J)
+            dE_ln_pi = -r_j * dlogit
+            dE_lndet = -r_j * dlogit
+            dr = -(beta_u + E_ln_pi + E_lndet) * dlogit
+        else:
+            dE_ln_pi = -tl.exp(E_ln_pi) * 0.5 * (16 * 2.8378770664093453 - E_lndet) * dlogit
+            dE_lndet = 0.5 * tl.exp(E_ln_pi) * dlogit
+        if HAS_ALPHA:
+            dalpha += tl.load(dalpha_ptr + at)
+        if HAS_KAPPA:
+            dkappa += tl.load(dkappa_ptr + at)
+        if HAS_NU:
+            dnu += tl.load(dnu_ptr + at)
+        gS = scale(-dE_lndet, psi)
+        if HAS_PSI:
+            dpsi = load_pose(dpsi_ptr + 16 * at)
+            gS = sub(gS, mul(mul(psi, psi), dpsi))
+        if HAS_M:
+            dm = load_pose(dm_ptr + 16 * at)
+            gb = scale(1 / kappa, dm)
+        else:
+            gb = repeat(zero)
+        shift = repeat(zero)
+    else:
+        dE_ln_pi = sum_parts(U0_ptr, at, total, PARTS)
+        for q in range(PARTS):
+            sum_dE_ln_pi += sum_types(U0_ptr + q * total, field, n, N, J, TYPES)
+        dE_lndet = 0.5 * dE_ln_pi
+        dkappa += 8 / (kappa * kappa) * dE_ln_pi
+        U1 = sum_pose_parts(U1_ptr, 16 * at, 16 * total, PARTS)
+        U2 = sum_pose_parts(U2_ptr, 16 * at, 16 * total, PARTS)
+        lam = scale(nu, psi)
+        gb = scale(1 / kappa, mul(lam, U1))
+        gS = mul(psi, [0.5 * lam[d] * U2[d] - dE_lndet for d in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)])
+        for d in tl.static_range(16):
+            dnu -= 0.5 * psi[d] * U2[d]
+        m = load_pose(m_ptr + 16 * at)
+        last_m = load_pose(last_m_ptr + 16 * at)
+        shift = sub(last_m, m)
+        E = scale(-1.0, mul(lam, shift))
+        C = scale(-1.0, lam)
+        store_rows(score_coef_ptr + term, row, E, on)
+        store_rows(score_coef_ptr + term + 128, row, C, on)
+    dalpha += trigamma(alpha) * dE_ln_pi - trigamma(sum_alpha) * sum_dE_ln_pi
+    dnu += trigamma_of_nu(nu, WISHART) * dE_lndet
+    tl.store(gr_ptr + at, dalpha + dkappa + dnu + dr, mask=on)
+    store_pose(gb_ptr + 16 * at, gb, on)
+    store_pose(gS_ptr + 16 * at, gS, on)
+    E = axpy(gb, 2.0, mul(gS, shift))
+    C = scale(2.0, gS)
+    store_rows(coef_ptr + term, row, E, on)
+    store_rows(coef_ptr + term + 128, row, C, on)
+    if LAST:  # -m, behind the terms
+        store_rows(last_m_of_coef_ptr + term, row, scale(-1.0, load_pose(m_ptr + 16 * at)), on)
+    if PRIOR:
+        tl.store(galpha_ptr + at, dalpha, mask=on)
+        tl.store(gkappa_ptr + at, dkappa, mask=on)
+        tl.store(gnu_ptr + at, dnu, mask=on)

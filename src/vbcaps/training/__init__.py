@@ -1,0 +1,1 @@
+"""The training program: from a recipe to a folder that explains itself."""

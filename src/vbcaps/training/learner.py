@@ -1,0 +1,274 @@
+"""One seed's network while it trains: everything a step changes, and the step."""
+
+import copy
+import gc
+import hashlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from vbcaps.data import Split, View
+from vbcaps.data.augment import mixup
+from vbcaps.layers import Capsules
+from vbcaps.losses import nll_loss, spread_loss, spread_margin
+from vbcaps.models import Network, Scores
+from vbcaps.training.distributed import ALONE, Group, synchronise
+from vbcaps.training.muon import Muon, is_map
+from vbcaps.training.recipe import Recipe
+from vbcaps.training.step import Graph
+
+NEVER = 2**62  # as the step at which a loss was not finite
+
+
+class NonFinite(ArithmeticError):
+    """The loss is no number any more. The message names the step, the layer and what to try."""
+
+
+class Totals(NamedTuple):
+    """Of the epoch so far."""
+
+    loss: float  # mean
+    error: float
+    bad: int  # first step whose loss was not finite, or NEVER
+
+
+def epoch_plan(seed: int, epoch: int, count: int, draws: int) -> tuple[Tensor, Tensor]:
+    """The order of an epoch's images and the random numbers of their augmentation: ``count`` and ``count draws``.
+
+    A pure function of (seed, epoch): any step can be reached again, alone or on any number of processes, and no random
+    state has to be kept. The hash is there because PyTorch's generator reads 32 bits of its seed.
+    """
+    digest = hashlib.blake2b(f"{seed} {epoch}".encode(), digest_size=4).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest, "big"))
+    return torch.randperm(count, generator=generator), torch.rand(count, draws, generator=generator)
+
+
+class Learner:
+    """``learner()`` takes the next step of the epoch that ``begin`` laid out; on CUDA it is one replay of a graph.
+
+    The epoch lies on the device, with a counter that the step moves on: a step needs nothing from the host, and the
+    host learns nothing from it before it asks (``totals``). With several processes each takes its share of every batch
+    and steps are not captured: PyTorch's reduction of gradients hooks into a backward pass that Python runs.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        train: Split,
+        view: View,
+        classes: int,
+        group: Group = ALONE,
+        stream: "torch.cuda.Stream | None" = None,
+    ):
+        self.recipe, self.train, self.view, self.group, self.stream = recipe, train, view, group, stream
+        self.classes, self.draws = classes, view.draws + (recipe.mixup > 0)
+        device, count = train.images.device, len(train.labels)
+        batch = min(recipe.batch, count)
+        if batch % group.size:
+            raise ValueError(f"batch must be a multiple of the {group.size} processes, got {batch}")
+        self.steps, self.batch, self.share = count // batch, batch, batch // group.size
+        if (recipe.mixup or recipe.paste) and self.share < 2:
+            each = f"each of the {group.size} processes" if group.size > 1 else "a batch"
+            raise ValueError(f"mixup and paste take of another image: {each} must have two, got batch={batch}")
+        self.epoch, self.step = 0, 0  # epochs done, steps done in the present one
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(recipe.seed)
+            self.net = recipe.net(train.images.shape[1], classes)
+        self.net.to(device)
+        self.module: nn.Module = self.net
+        if group.size > 1:
+            self.module = DistributedDataParallel(synchronise(self.net))
+        self.order = torch.zeros(self.steps, self.share, dtype=torch.int64, device=device)
+        self.u = torch.zeros(self.steps, self.share, self.draws, device=device)
+        self.rates = torch.zeros(self.steps, 3, device=device)  # learning rate, margin, share in the average
+        self.rate = torch.zeros(1, 3, device=device)
+        self.k = torch.zeros(1, dtype=torch.int64, device=device)  # the next step
+        self.sums = torch.zeros(2, dtype=torch.float64, device=device)  # loss and errors, over images
+        self.bad = torch.full((1,), NEVER, device=device)
+        self.begin()
+        self.first_statistics()
+        self.ema = copy.deepcopy(self.net).eval().requires_grad_(False) if recipe.ema else None
+        self.optimisers = self.make_optimisers()
+        self.graph = Graph(self.work, self.changed, device, stream, capture=group.size == 1)
+
+    @property
+    def weights(self) -> Network:
+        """What is evaluated and kept: the average where there is one."""
+        return self.net if self.ema is None else self.ema
+
+    def make_optimisers(self) -> list[torch.optim.Optimizer]:
+        """They read the learning rate from a tensor; their state is there at once. PyTorch's own are fused."""
+        r, parameters, lr = self.recipe, list(self.net.parameters()), self.rate[0, 0]
+        made: list[torch.optim.Optimizer] = []
+        if r.optimiser == "sgd":
+            made += [torch.optim.SGD(parameters, lr, momentum=r.momentum, weight_decay=r.weight_decay, fused=True)]
+            for p in parameters if r.momentum else []:
+                made[0].state[p] = dict(momentum_buffer=torch.zeros_like(p))
+            return made
+        if r.optimiser == "muon":
+            made += [Muon([p for p in parameters if is_map(p)], lr, weight_decay=r.weight_decay)]
+            parameters = [p for p in parameters if not is_map(p)]
+        kind = torch.optim.Adam if r.optimiser == "adam" else torch.optim.AdamW
+        capturable = self.rate.is_cuda and self.group.size == 1
+        made += [kind(parameters, lr, weight_decay=r.weight_decay, fused=True, capturable=capturable)]
+        for p in parameters:
+            step = torch.zeros((), device=p.device)
+            made[-1].state[p] = dict(step=step, exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
+        return made
+
+    @torch.no_grad()
+    def first_statistics(self) -> None:
+        """Let BatchNorm's running statistics begin with those of the first batch, in place of 0 and 1.
+
+        Each step forgets a tenth of them. A variance may be 1e-4, so that even after 80 steps a 1 would outweigh it: a
+        run on few images would be tested with statistics that it never had.
+        """
+        norms: list[Any] = [module for module in self.net.modules() if hasattr(module, "running_var")]
+        usual = [norm.momentum for norm in norms]
+        for norm in norms:
+            norm.momentum = 1.0
+        self.module(self.images(self.k)[0])
+        for norm, momentum in zip(norms, usual, strict=True):
+            norm.momentum = momentum
+            norm.num_batches_tracked.zero_()
+
+    def begin(self) -> None:
+        """Lay out the present epoch on the device, from its first step not done."""
+        r, taken = self.recipe, self.steps * self.batch
+        order, u = epoch_plan(r.seed, self.epoch, len(self.train.labels), self.draws)
+        mine = self.group.share(self.batch)
+        self.order.copy_(order[:taken].view(self.steps, self.batch)[:, mine])
+        self.u.copy_(u[:taken].view(self.steps, self.batch, -1)[:, mine])
+        first, total = self.epoch * self.steps, r.epochs * self.steps
+        rates = [
+            (r.learning_rate(t, self.steps), spread_margin(t, max(total // 2, 1)), r.average_share(t))
+            for t in range(first, first + self.steps)
+        ]
+        self.rates.copy_(torch.tensor(rates))
+        self.k.fill_(self.step)
+        if self.step == 0:
+            self.sums.zero_()
+
+    def __call__(self) -> None:
+        self.graph()
+        self.step += 1
+
+    def work(self) -> None:
+        """Gather, augment, forward, loss, backward, update, average."""
+        k = self.k.clamp(max=self.steps - 1)  # a capture may go past the end of the epoch, and is put back
+        self.rate.copy_(self.rates.index_select(0, k))
+        x, y, target = self.images(k)
+        self.net.zero_grad(set_to_none=True)
+        out = self.module(x)
+        loss = self.loss(out, target)
+        loss.backward()
+        for optimiser in self.optimisers:
+            optimiser.step()
+        with torch.no_grad():
+            if self.ema is not None:
+                self.average()
+            wrong = (out.logits.argmax(1) != y).sum()
+            self.sums.add_(torch.stack([loss.detach() * self.share, wrong]))
+            self.bad.copy_(torch.where(loss.isfinite(), self.bad, torch.minimum(self.bad, k)))
+            self.k.add_(1)
+
+    def images(self, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The input of step ``k``, its labels, and what the loss is to see of them: those of mixed images, too."""
+        index, u = self.order.index_select(0, k)[0], self.u.index_select(0, k)[0]
+        x = self.view.train(self.train.images.index_select(0, index), u[:, : self.view.draws])
+        y = self.train.labels.index_select(0, index)
+        if not (self.recipe.mixup or self.recipe.paste):
+            return x, y, y
+        share = self.recipe.mixup * u[:, -1, None, None, None]
+        if self.recipe.paste:
+            share = torch.where(self.view.outside_squares(u[:, : self.view.draws]) > 0, share, 1.0)
+        x, target = mixup(x, y, share, self.classes)
+        return x, y, target
+
+    def loss(self, out: Capsules | Scores, y: Tensor) -> Tensor:
+        if self.recipe.loss == "spread":
+            return spread_loss(out.activations, y, self.rate[0, 1])
+        return nll_loss(out.logits, y, on=self.recipe.loss_on, smoothing=self.recipe.smoothing)
+
+    def average(self) -> None:
+        """Of weights and of BatchNorm's statistics: those of the last step need not fit the average of weights."""
+        assert self.ema is not None
+        pairs = list(zip(self.ema.state_dict().values(), self.net.state_dict().values(), strict=True))
+        floats = [(a, b) for a, b in pairs if a.is_floating_point()]
+        gaps = torch._foreach_sub([b for _, b in floats], [a for a, _ in floats])
+        torch._foreach_mul_(gaps, self.rate[0, 2])
+        torch._foreach_add_([a for a, _ in floats], gaps)
+        for a, b in pairs:
+            if not a.is_floating_point():
+                a.copy_(b)
+
+    def part(self) -> None:
+        """Let go of what reduces gradients, before the group of processes is left: it may not outlive it.
+
+        Its end would destroy the group while it holds Python's lock, for which a thread of the group may be waiting.
+        """
+        if self.group.size > 1:
+            self.module = self.net
+            gc.collect()
+
+    def totals(self) -> Totals:
+        """Waits for the device."""
+        loss, wrong = self.group.sum(self.sums).tolist()
+        bad = -self.group.largest(-int(self.bad), self.bad.device)
+        images = max(self.step * self.batch, 1)
+        return Totals(loss / images, wrong / images, bad)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that a run must have to go on, by name; ``sums`` are those of this process."""
+        names: dict[Tensor, str] = {p: name for name, p in self.net.named_parameters()}
+        tensors = {f"net.{name}": x for name, x in self.net.state_dict().items()}
+        if self.ema is not None:
+            tensors |= {f"ema.{name}": x for name, x in self.ema.state_dict().items()}
+        for optimiser in self.optimisers:
+            for p, of_parameter in optimiser.state.items():
+                tensors |= {f"optimiser.{names[p]}.{key}": x for key, x in of_parameter.items()}
+        return tensors | {"sums": self.sums}
+
+    def changed(self) -> Iterator[Tensor]:
+        yield from self.tensors().values()
+        yield from (self.rate, self.k, self.bad)
+
+
+ADVICE = "try a lower lr, a warmup, or weights from before (resume goes back to the state saved last)"
+
+
+def diagnose(learner: Learner, bad: int) -> NonFinite:
+    """Why the loss of step ``bad`` was not finite: ``learner`` stands before it, and takes the steps until then."""
+    where = f"epoch {learner.epoch + 1}, step {bad + 1}"
+    while learner.step < bad:
+        learner.work()
+        learner.step += 1
+    for name, p in learner.net.named_parameters():
+        if not bool(p.isfinite().all()):
+            return NonFinite(f"the loss is not finite at {where}: {name} is not, since the update before; {ADVICE}")
+    found: list[str] = []
+
+    def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(module: nn.Module, args: Any, out: Any) -> None:
+            parts = out if isinstance(out, tuple) else (out,)
+            if any(isinstance(x, Tensor) and not bool(x.isfinite().all()) for x in parts):
+                found.append(name)
+
+        return hook
+
+    hooks = [module.register_forward_hook(watch(name)) for name, module in learner.net.named_modules() if name]
+    x, _, target = learner.images(learner.k)
+    if not bool(x.isfinite().all()):
+        found.append("its input, the augmented images,")
+    loss = learner.loss(learner.module(x), target)
+    for handle in hooks:
+        handle.remove()
+    if found:
+        return NonFinite(f"the loss is not finite at {where}: it first appeared in layer {found[0]}; {ADVICE}")
+    if not bool(loss.isfinite()):
+        return NonFinite(f"the loss is not finite at {where}, although every layer is: it is the loss itself; {ADVICE}")
+    return NonFinite(f"the loss was not finite at {where}, but is when the step is taken again: check the machine")

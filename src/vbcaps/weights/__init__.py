@@ -1,0 +1,1 @@
+"""Trained networks: those that come with the package, and weights files."""

@@ -1,0 +1,101 @@
+"""The captured training step and the BatchNorm kernels."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from vbcaps import CapsNet
+from vbcaps.losses import nll_loss
+from vbcaps.training.step import TrainStep
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def loss(out, y):
+    return nll_loss(out.logits, y)
+
+
+def problem(steps=4, device="cpu"):
+    torch.manual_seed(0)
+    net = CapsNet((8, 4, 4, 4), image_size=20).to(device)
+    return net, [
+        (torch.randn(4, 2, 20, 20, device=device), torch.randint(5, (4,), device=device)) for _ in range(steps)
+    ]
+
+
+def plain_losses(net, batches, optimiser, augment=lambda x: x):
+    losses = []
+    for x, y in batches:
+        optimiser.zero_grad()
+        value = loss(net(augment(x)), y)
+        value.backward()
+        optimiser.step()
+        losses.append(value.item())
+    return losses
+
+
+@pytest.mark.parametrize("make", [torch.optim.Adam, torch.optim.SGD])
+def test_a_step_is_the_loop_everyone_writes(make):
+    net, batches = problem()
+    other = copy.deepcopy(net)
+    step = TrainStep(net, make(net.parameters(), lr=0.01), loss, augment=lambda x: x.flip(-1))
+    expected = plain_losses(other, batches, make(other.parameters(), lr=0.01), lambda x: x.flip(-1))
+    assert [step(x, y).item() for x, y in batches] == expected
+    for a, b in zip(net.state_dict().values(), other.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_set_lr_changes_what_the_next_step_does():
+    net, batches = problem()
+    step = TrainStep(net, torch.optim.SGD(net.parameters(), lr=0.1), loss)
+    step.set_lr(0.0)
+    before = [p.clone() for p in net.parameters()]
+    step(*batches[0])
+    assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+    step.set_lr(0.1)
+    step(*batches[0])
+    assert not all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+@pytest.mark.parametrize("make", [torch.optim.Adam, torch.optim.SGD])
+def test_a_captured_step_equals_an_eager_one(make):
+    """Same losses and weights, although capturing ran the step several times before; a new shape gets a new graph."""
+    net, batches = problem(8, DEVICE)
+    batches = [*batches, (batches[0][0][:3], batches[0][1][:3])]
+    other = copy.deepcopy(net)
+    eager = TrainStep(other, make(other.parameters(), lr=0.01), loss, capture=False)
+    captured = TrainStep(net, make(net.parameters(), lr=0.01), loss)
+    for k, (x, y) in enumerate(batches):
+        if k == 4:
+            eager.set_lr(0.003)
+            captured.set_lr(0.003)
+        torch.testing.assert_close(captured(x, y), eager(x, y), rtol=2e-3, atol=1e-4)
+    assert len(captured.graphs) == 2
+    assert int(net.class_caps.norm_a.num_batches_tracked) == len(batches)
+
+
+@pytest.mark.parametrize(("a", "j", "b"), [(5, 3, 7), (1, 2, 40), (9, 1, 70), (2, 2, 1100), (70, 2, 1)])
+def test_batch_norm_kernels_equal_pytorch(a, j, b):
+    """Outputs, gradient and running statistics, for values far from zero too."""
+    norm_triton = pytest.importorskip("vbcaps.kernels.triton.norm")
+    torch.manual_seed(0)
+    x = (3 * torch.randn(a, j, b) + 100).to(DEVICE)
+    reference = nn.BatchNorm1d(j, affine=False).double().to(DEVICE)
+    x64, x32 = x.double().requires_grad_(), x.clone().requires_grad_()
+    y64 = reference(x64)
+    upstream = torch.randn_like(y64)
+    (g64,) = torch.autograd.grad(y64, x64, upstream)
+
+    running = (torch.zeros(j, device=DEVICE), torch.ones(j, device=DEVICE), torch.tensor(0, device=DEVICE))
+    y, _, mean, var = norm_triton.batch_norm(x32, 1e-5)
+    norm_triton.keep_statistics(mean, var, *running, 0.1)
+    (g32,) = torch.autograd.grad(y, x32, upstream.float())
+    torch.testing.assert_close(y.double(), y64, rtol=0, atol=1e-5)  # 100 / 3 times the rounding of 100
+    torch.testing.assert_close(g32.double(), g64, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(running[0].double(), reference.running_mean, rtol=1e-6, atol=0)
+    torch.testing.assert_close(running[1].double(), reference.running_var, rtol=1e-5, atol=0)
+    assert int(running[2]) == 1

@@ -1,0 +1,123 @@
+"""Copy finished runs into results/, and the weights of one into the package.
+
+scripts/record RUN... [--ship NAME] [--unfinished] [--dirty]
+
+A RUN is the folder of a run, or of all its seeds: all that were run count. Recipe, environment, metrics, result and
+tests on several crops are copied; weights and the state are not. A run that is recorded already may be recorded again
+when it has more files now. --ship NAME puts the weights of its seed 0, chosen before any was tested, into the package.
+"""
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+
+from vbcaps.training.checkpoint import RunError, load_weights, read_json, read_recipe, read_result, seed_folders, write
+from vbcaps.training.recipes import RECIPES
+
+ROOT = Path(__file__).parents[1]
+RESULTS, WEIGHTS = ROOT / "results", ROOT / "src" / "vbcaps" / "weights"
+FILES = ("recipe.json", "environment.json", "metrics.csv", "result.json", "crops*.json")
+
+
+def main(words: list[str] | None = None, results: Path = RESULTS, weights: Path = WEIGHTS) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="the folder of a run, or of its seeds")
+    parser.add_argument("--ship", metavar="NAME", help="put the weights of seed 0 into the package by this name")
+    parser.add_argument("--unfinished", action="store_true", help="record what did not finish, too: as a failure")
+    parser.add_argument("--dirty", action="store_true", help="record runs of changed or unknown source, too")
+    arguments = parser.parse_args(words)
+    if arguments.ship and len(arguments.runs) > 1:
+        parser.error(f"--ship takes the weights of one RUN, got {len(arguments.runs)}")
+    try:
+        files: dict[Path, bytes] = {}
+        for run in arguments.runs:
+            for where, folder in folders(run).items():
+                check(folder, arguments.unfinished, arguments.dirty)
+                files |= {results / where / name: content for name, content in contents(folder).items()}
+        for path, content in files.items():
+            if path.exists() and path.read_bytes() != content:
+                raise RunError(f"{path} is of another run: rename the folder of this one, or remove that one")
+        if arguments.ship:
+            files[weights / f"{arguments.ship}.safetensors"] = weights_to_ship(arguments.runs[0], arguments.ship)
+        for path, content in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write(path, content)
+    except RunError as error:
+        sys.exit(f"record: {error}")
+    for folder in sorted({path.parent for path in files}):
+        print(f"{folder}: {', '.join(path.name for path in files if path.parent == folder)}")
+
+
+def folders(run: Path) -> dict[Path, Path]:
+    """The folders that make up a run, by their place in results/: itself, or those of its seeds."""
+    run = run.resolve()
+    if (run / "recipe.json").exists():
+        if run in (of_seeds := seed_folders(run.parent)) and len(of_seeds) > 1:
+            raise RunError(f"{run} is one seed of several, and all that were run count: give {run.parent}")
+        return {Path(run.name): run}
+    seeds = seed_folders(run)
+    if not seeds:
+        raise RunError(
+            f"{run} has neither recipe.json nor folders seed0, seed1, ... that have: not the folder of a run"
+        )
+    return {Path(run.name, seed.name): seed for seed in seeds}
+
+
+def check(folder: Path, unfinished: bool, dirty: bool) -> None:
+    """Can somebody else make this run again, and is it all there?"""
+    recipe = read_recipe(folder)
+    if recipe.data is not None:
+        raise RunError(f"{folder} was trained on images of your own, which nobody else has")
+    if recipe.name not in RECIPES:
+        raise RunError(f"{folder} is of {recipe.name!r}, which is no recipe: no command would make it again")
+    if not (folder / "result.json").exists() and not unfinished:
+        raise RunError(f"{folder} is not finished: resume it, or record it as a failure with --unfinished")
+    environments = [read_json(folder / "environment.json")]
+    environments += environments[0].get("resumed", [])
+    environments += [read_json(path)["environment"] for path in folder.glob("crops*.json")]
+    for commit in (environment["commit"] for environment in environments):
+        if (commit == "unknown" or commit.endswith("-dirty")) and not dirty:
+            raise RunError(
+                f"{folder} ran from commit {commit!r}, which nobody can check out; --dirty records it anyway"
+            )
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """What is kept of a run, by name."""
+    files = {path.name: path.read_bytes() for pattern in FILES for path in sorted(folder.glob(pattern))}
+    return {name: without_folders(content) if name.endswith(".json") else content for name, content in files.items()}
+
+
+def without_folders(content: bytes) -> bytes:
+    """Where somebody keeps their data is nobody's business: of absolute paths in the command the last part is left."""
+    fields = json.loads(content)
+    for environment in (fields.get("environment", fields), *fields.get("resumed", [])):
+        if "command" in environment:
+            environment["command"] = [re.sub(r"(^|=)/.*/", r"\1", word) for word in environment["command"]]
+    return (json.dumps(fields, indent=2) + "\n").encode()
+
+
+def weights_to_ship(run: Path, name: str) -> bytes:
+    """The weights of seed 0 as the run wrote them: recipe and test error are in their header."""
+    if not re.fullmatch(r"[a-z0-9_]+", name):
+        raise RunError(f"a name to ship by has small letters, digits and _, got {name!r}")
+    found = [folder for folder in folders(run).values() if read_recipe(folder).seed == 0]
+    if not found:
+        raise RunError(
+            f"{run} has no seed 0, which is the one to ship: the best of several would be chosen by its test"
+        )
+    (folder,) = found
+    result = read_result(folder)
+    if result["test"] is None:
+        raise RunError(f"{folder} was not tested: weights are shipped with their test error")
+    path = folder / result["weights"]
+    _, recipe, _, _, about = load_weights(path)
+    if recipe != read_recipe(folder) or about["test_error"] != result["test"]["error"]:
+        raise RunError(f"{path} is not of this run: its recipe or its test error differ from result.json")
+    return path.read_bytes()
+
+
+if __name__ == "__main__":
+    main()
