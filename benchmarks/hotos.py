@@ -22,9 +22,10 @@ import torch
 from measure import Measured, graphed, measure, record, the_device
 from torch import Tensor
 
-from vbcaps.kernels.route import route, votes
+from vbcaps.kernels import route
 from vbcaps.routing import VBRouting
 from vbcaps.routing.fields import Fields, conv_fields
+from vbcaps.routing.votes import votes
 
 SIDE, TYPES, KERNEL, STRIDE = 15, 32, 3, 2
 VOTE = 2 * 64  # floating-point operations

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from vbcaps.distributions import expected_log_pi, expected_logdet_gamma
-from vbcaps.kernels.route import votes
 from vbcaps.prior import Prior
 from vbcaps.routing import vb_routing
 from vbcaps.routing.fields import conv_fields
+from vbcaps.routing.votes import votes
 
 SIDE, TYPES, PARENTS, KERNEL, STRIDE, POSE = 14, 16, 16, 3, 2, 4
 

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 
 import vbcaps.layers
 from vbcaps import ClassCaps, ConvCaps, PrimaryCaps, Prior
-from vbcaps.kernels.route import at_right_hand_column
 from vbcaps.routing import dynamic_routing, em_routing, vb_routing
 from vbcaps.routing.fields import places
+from vbcaps.routing.votes import at_right_hand_column
 
 ROUTINGS = ("vb", "em", "dynamic")
 

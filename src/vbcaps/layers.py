@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vbcaps.kernels.route import BACKENDS, HAS_TRITON, route
+from vbcaps.kernels import BACKENDS, RunningStatistics, batch_norm, by_type, lay_capsules, route
 from vbcaps.routing import ROUTINGS, Agreement, Mixture, Posterior
 from vbcaps.routing.fields import Fields, conv_fields, places
 
@@ -43,21 +43,10 @@ class BatchNorm(nn.BatchNorm1d):
         single = self.training and x.numel() == self.num_features
         if single:
             return F.batch_norm(x, self.running_mean, self.running_var, training=False, eps=self.eps)
-        if (
-            self.training
-            and x.ndim == 3
-            and x.is_cuda
-            and x.dtype == torch.float32
-            and x.numel() < 2**31
-            and HAS_TRITON
-        ):
-            from vbcaps.kernels.triton.norm import batch_norm, keep_statistics
-
-            y, _, mean, var = batch_norm(x.contiguous(), self.eps)
-            running = (self.running_mean, self.running_var, self.num_batches_tracked)
-            keep_statistics(mean.detach(), var.detach(), *running, self.momentum)
-            return y
-        return super().forward(x)
+        if not self.training:
+            return super().forward(x)
+        running = RunningStatistics(self.running_mean, self.running_var, self.num_batches_tracked)  # type: ignore[arg-type]
+        return batch_norm(x, running, self.momentum, self.eps)  # type: ignore[arg-type]
 
 
 class PrimaryCaps(nn.Module):
@@ -83,7 +72,7 @@ class PrimaryCaps(nn.Module):
         if self.norm_pose is not None:
             pose = self.norm_pose(pose.reshape(n, c, -1))
         pose = pose.reshape(n, c, p, p, h, w).permute(0, 4, 5, 1, 2, 3)
-        return Capsules(logit, images_last(logit.sigmoid()), images_last(pose))
+        return Capsules(logit, lay_capsules(logit.sigmoid()), lay_capsules(pose))
 
 
 class ConvCaps(nn.Module):
@@ -189,18 +178,9 @@ class ConvCaps(nn.Module):
             )
         a, pose, W = a.reshape(n, -1), pose.reshape(n, -1, p, p), self.weight.flatten(0, 2)
         logit, m, q = route(self.routing, a, pose, W, fields, place, self.backend, posterior)
-        logit = self.norm(self.norm_a, logit[..., None])[..., 0].unflatten(1, size)
-        m = m if self.norm_pose is None else self.norm(self.norm_pose, m)
+        logit = by_type(self.norm_a, logit).unflatten(1, size)
+        m = m if self.norm_pose is None else by_type(self.norm_pose, m)
         return Capsules(logit, logit.sigmoid(), m.unflatten(1, size), q)
-
-    def norm(self, batch_norm: BatchNorm, x: Tensor) -> Tensor:  # n l j ...
-        """BatchNorm for each type j; on a GPU in memory as the fused kernels leave capsules and want them next."""
-        if not x.is_cuda:
-            return batch_norm(x.flatten(0, 1).flatten(2)).reshape(x.shape)
-        order = (1, 2, 0, 3) if x.ndim == 4 else (1, 2, 0, 4, 3)  # l j n 1, or l j n r p
-        back = (2, 0, 1, 3) if x.ndim == 4 else (2, 0, 1, 4, 3)
-        x = x.permute(order)
-        return batch_norm(x.flatten(2)).reshape(x.shape).permute(back)
 
     def extra_repr(self) -> str:
         return (
@@ -236,15 +216,6 @@ def make_routing(name: str, types: int, dim: int, options: Mapping[str, Any] | N
     except TypeError as error:
         allowed = [k for k, p in inspect.signature(ROUTINGS[name]).parameters.items() if p.kind is p.KEYWORD_ONLY]
         raise TypeError(f"routing_options of routing={name!r} may be {allowed}: {error}") from error
-
-
-def images_last(x: Tensor) -> Tensor:  # n h w c, or n h w c p p
-    """The same, in memory as fused routing reads it: images within capsules (`passes.lay_poses`)."""
-    if x.ndim == 4:
-        return x.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2)
-    if x.is_cuda:
-        return x.permute(1, 2, 3, 0, 5, 4).contiguous().permute(3, 0, 1, 2, 5, 4)
-    return x.permute(1, 2, 3, 4, 0, 5).contiguous().permute(4, 0, 1, 2, 3, 5)
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager:

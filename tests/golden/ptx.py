@@ -10,7 +10,6 @@ and arguments may be renamed and moved, but nothing that a GPU would do may chan
 
 import hashlib
 import json
-import os
 import re
 import subprocess
 import sys
@@ -26,7 +25,6 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from vbcaps import ClassCaps, ConvCaps, Prior
-from vbcaps.kernels import passes
 from vbcaps.kernels.triton import launch, norm
 
 FILE = Path(__file__).with_name("ptx.json")
@@ -60,10 +58,7 @@ def compiled(work: Callable[[], object], capability: int) -> list[Any]:
 
     launch.multiprocessors = lambda device: 132  # of an H200
     launch._has_tensor_cores = lambda device: True
-    passes.triton_interprets = launch.triton_interprets = lambda: True  # memory lies as on a GPU
-    import vbcaps.kernels.route
-
-    vbcaps.kernels.route.triton_interprets = lambda: True
+    launch.triton_interprets = lambda: True  # tensors of a CPU are taken for a GPU's
     driver.set_active(Driver(capability))
     JITFunction.run = compile_only
     try:
@@ -144,7 +139,6 @@ def resources(cubin: bytes) -> str:
 def compute(capability: int, chosen: Callable[[str], bool]) -> dict[str, list[str]]:
     """Return a summary of every kernel that each chosen case launches."""
     torch.set_num_threads(1)
-    os.environ["TRITON_INTERPRET"] = "1"  # after Triton was imported: so that tensors of a CPU are taken for a GPU's
     return {
         f"sm_{capability} {name}": [summary(kernel) for kernel in compiled(work, capability)]
         for name, work in cases()

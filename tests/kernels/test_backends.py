@@ -5,14 +5,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vbcaps import ConvCaps
-from vbcaps.kernels import route
-from vbcaps.kernels.passes import Votes, most_images, new_poses, new_slots, on_its_device
+from vbcaps import ConvCaps, kernels
+from vbcaps.kernels.backend import Votes
+from vbcaps.kernels.ops import on_its_device
 from vbcaps.routing import EMRouting, VBRouting
 from vbcaps.routing.fields import conv_fields
 
 pytest.importorskip("triton")
-from vbcaps.kernels.triton import launch
+from vbcaps.kernels.triton.launch import Triton
+
+TRITON = Triton()
 
 META = torch.device("meta")  # shapes without memory
 
@@ -28,14 +30,12 @@ def layer_on_meta(size, types, parents, kernel, stride, iters=3):
 
 def largest_buffer(W, fields, iters, images):
     """Numbers in the largest buffer a kernel walks through from one pointer, as the fused routing allocates them."""
-    C, J, (L, I) = len(fields.seen), W.shape[1], fields.child.shape
+    C, J, (L, _) = len(fields.seen), W.shape[1], fields.child.shape
     a = torch.empty(C, images, device=META)
-    v = Votes(a, new_poses(a, C, images), W, None, *fields)
+    v = Votes(a, TRITON.new_poses(a, C, images), W, None, *fields, "triton")
     kept = max(iters - 1, 1)  # sets of responsibilities
-    buffers = (
-        v.pose, new_slots(a, kept, (L, I), J, images, fields.types),
-        new_poses(a, launch.parts(a, L, I, J, fields.types), L, J, images), launch.new_terms(v, iters),
-    )  # fmt: skip
+    shares = TRITON.new_poses(a, TRITON.shares(v), L, J, images)
+    buffers = v.pose, TRITON.new_slots(v, kept), shares, TRITON.new_terms(v, iters)
     return max(x.numel() for x in buffers)
 
 
@@ -50,7 +50,7 @@ def largest_buffer(W, fields, iters, images):
 )
 def test_the_largest_batch_fits_into_32_bits_and_a_few_more_images_do_not(size, types, parents, kernel, stride, iters):
     W, fields, _ = layer_on_meta(size, types, parents, kernel, stride)
-    most = most_images(W, fields, iters)
+    most = TRITON.most_images(W, fields, iters)
     assert largest_buffer(W, fields, iters, most) < 2**31
     if most < 8 * ((2**16 - 1) // -(-parents // 16)):
         assert largest_buffer(W, fields, iters, most + 48) >= 2**31
@@ -58,19 +58,25 @@ def test_the_largest_batch_fits_into_32_bits_and_a_few_more_images_do_not(size, 
 
 def test_the_largest_batches_of_layers_counted_by_hand():
     """The paper's first: 36 fields of 144 slots, 16 types, two kept sets of responsibilities."""
-    assert most_images(*layer_on_meta(14, 16, 16, 3, 2)[:2], iters=3) == 12944  # 2^31 / (2 * 36 * 144 * 16) = 12945.4
+    assert (
+        TRITON.most_images(*layer_on_meta(14, 16, 16, 3, 2)[:2], iters=3) == 12944
+    )  # 2^31 / (2 * 36 * 144 * 16) = 12945.4
     # One slot a field: the terms are the largest, 11 poses for each parent.
-    assert most_images(*layer_on_meta(14, 1, 8, 1, 1)[:2], iters=3) == 7776  # 2^31 / (196 * 8 * 16 * 11) = 7781.7
+    assert (
+        TRITON.most_images(*layer_on_meta(14, 1, 8, 1, 1)[:2], iters=3) == 7776
+    )  # 2^31 / (196 * 8 * 16 * 11) = 7781.7
     # One parent over the whole map: the poses of its children are.
-    assert most_images(*layer_on_meta(14, 16, 1, 14, 1)[:2], iters=3) == 42792  # 2^31 / (196 * 16 * 16) = 42799.0
+    assert (
+        TRITON.most_images(*layer_on_meta(14, 16, 1, 14, 1)[:2], iters=3) == 42792
+    )  # 2^31 / (196 * 16 * 16) = 42799.0
 
 
 def test_layers_that_no_batch_of_fits_are_left_to_the_reference():
     W, fields, _ = layer_on_meta(4, 16, 16, 3, 1)
-    assert most_images(W, fields, 3) > 0
-    assert most_images(torch.empty(2**17, 2**10, 4, 4, device=META), fields, 3) == 0
-    assert most_images(*layer_on_meta(255, 1, 1, 1, 1)[:2], iters=3) > 0
-    assert most_images(*layer_on_meta(256, 1, 1, 1, 1)[:2], iters=3) == 0  # 2^16 fields
+    assert TRITON.most_images(W, fields, 3) > 0
+    assert TRITON.most_images(torch.empty(2**17, 2**10, 4, 4, device=META), fields, 3) == 0
+    assert TRITON.most_images(*layer_on_meta(255, 1, 1, 1, 1)[:2], iters=3) > 0
+    assert TRITON.most_images(*layer_on_meta(256, 1, 1, 1, 1)[:2], iters=3) == 0  # 2^16 fields
 
 
 class OnAGPU:
@@ -88,19 +94,19 @@ class OnAGPU:
 @pytest.mark.parametrize("iters", [1, 3, 5])
 def test_auto_takes_the_reference_and_triton_is_an_error_one_image_past_the_largest_batch(iters):
     W, fields, routing = layer_on_meta(14, 16, 16, 3, 2, iters)
-    most = most_images(W, fields, iters)
+    most = TRITON.most_images(W, fields, iters)
     pose = torch.empty(1, 1, 4, 4, device=META)
-    assert route.can_fuse(routing, OnAGPU(most), pose, W, fields)
-    assert not route.can_fuse(routing, OnAGPU(most + 1), pose, W, fields)
-    route.check_images(most, W, fields, routing)
+    for name in ("auto", "triton"):
+        assert kernels.backend_for(name, routing, OnAGPU(most), pose, W, fields).name == "triton"
+    assert kernels.backend_for("auto", routing, OnAGPU(most + 1), pose, W, fields) is None
     with pytest.raises(ValueError, match=f"at most {most} images in this layer, got {most + 1}.*backend='reference'"):
-        route.check_images(most + 1, W, fields, routing)
+        kernels.backend_for("triton", routing, OnAGPU(most + 1), pose, W, fields)
 
 
 @pytest.mark.parametrize("routing", ["vb", "em"])
 def test_a_layer_asks_before_it_launches(routing, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(route, "most_images", lambda W, fields, iters: 1)
+    monkeypatch.setattr(Triton, "most_images", lambda *_: 1)
     layer = ConvCaps(2, 3, 2, routing=routing, backend="triton")
     with pytest.raises(ValueError, match="at most 1 images in this layer, got 2"):
         layer(torch.rand(2, 3, 3, 2), torch.randn(2, 3, 3, 2, 4, 4))
@@ -129,7 +135,7 @@ def test_an_op_runs_with_its_tensors_device_as_the_current_one(monkeypatch):
         """Says where it ran."""
         return current[-1], y
 
-    assert op(3, 4) == (3, 4)
+    assert op(torch.tensor(3), 4) == (3, 4)
     assert current == [0]
     assert op.__doc__ == "Says where it ran."
 
@@ -171,7 +177,7 @@ def test_running_out_of_memory_is_pytorchs_own_error(make, monkeypatch):
     a, pose, W = torch.rand(2, 18), torch.randn(2, 18, 4, 4), torch.randn(8, 3, 4, 4)
     monkeypatch.setattr(torch.Tensor, "new_empty", none_left)
     with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate 1 GiB"):
-        route.route(make(3), a, pose, W, fields, backend="triton")
+        kernels.route(make(3), a, pose, W, fields, backend="triton")
 
 
 @pytest.mark.gpu

@@ -7,11 +7,10 @@ from dataclasses import fields, replace
 
 import pytest
 
-from vbcaps import layers, losses, models, prior
+from vbcaps import kernels, layers, losses, models, prior
 from vbcaps.cli.flags import changed
 from vbcaps.cli.main import ABOUT
 from vbcaps.data import augment, catalogue, splits
-from vbcaps.kernels import route
 from vbcaps.routing import ROUTINGS, EMRouting, vb
 from vbcaps.training.recipe import CHOICES, RANGES, Recipe, field_types
 from vbcaps.training.recipes import FAMILIAR, PAPER, PARAMETERS, RECIPES, TUNED, fast, paper, parameters, recipe
@@ -34,7 +33,8 @@ def test_every_field_has_a_type_a_default_and_a_meaning():
 def test_the_choices_are_those_of_the_modules_that_know_them():
     theirs = dict(
         stem=models.STEMS, routing=tuple(ROUTINGS), activation=vb.ACTIVATIONS, through=vb.THROUGH,
-        precision=prior.PRECISIONS, learn=prior.NAMES, init=layers.INITS, backend=route.BACKENDS, loss_on=losses.NLL_ON,
+        precision=prior.PRECISIONS, learn=prior.NAMES, init=layers.INITS,
+        backend=kernels.BACKENDS, loss_on=losses.NLL_ON,
         standardise=augment.STANDARDISE, fill=augment.FILL, resample=augment.RESAMPLE,
         viewpoint=tuple(sorted(splits.FAMILIAR)), hold_out=splits.HELD, dataset=catalogue.DATASETS,
     )  # fmt: skip

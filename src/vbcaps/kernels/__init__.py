@@ -1,1 +1,140 @@
-"""The fast twins of the routings, for GPUs (Triton) and CPUs (C++)."""
+"""The door to the kernels: which backend serves a call. Nothing outside this folder asks for a device.
+
+Axes: n image, c child, l field (parent position), i child slot, j parent type, p q r rows and columns of a pose, g row
+of weights.
+"""
+
+import importlib.util
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from vbcaps.kernels.backend import Backend, RunningStatistics, Votes, backend_named
+from vbcaps.routing import Agreement, DynamicRouting, EMRouting, Mixture, Posterior, VBRouting
+from vbcaps.routing.fields import Fields
+from vbcaps.routing.votes import make_votes
+
+BACKENDS = ("auto", "reference", "plain", "triton", "cpu")
+HAS_TRITON = importlib.util.find_spec("triton") is not None  # torch.compile cannot trace the question
+Routed = tuple[Tensor, Tensor, Posterior | Mixture | Agreement | None]
+
+
+def route(
+    routing: nn.Module,
+    a: Tensor,
+    pose: Tensor,
+    W: Tensor,
+    fields: Fields,
+    coordinates: Tensor | None = None,
+    backend: str = "auto",
+    posterior: bool = True,
+) -> Routed:
+    """Route children to parents, by kernels or by the readable reference.
+
+    Args:
+        routing: ``VBRouting``, ``EMRouting``, ``DynamicRouting``, or a module that is called as they are.
+        a: activations of the children, ``n c``.
+        pose: their poses, ``n c p q``.
+        W: transformations, ``g j q r``; slot i votes with row ``i mod g``.
+        fields: the receptive fields.
+        coordinates: added to the first two entries of the right-hand column of each vote, ``i 2``.
+        backend: one of ``BACKENDS``.
+        posterior: whether to return what the routing knows beside the means.
+
+    Returns:
+        The logit of each parent, ``n l j``, the means ``n l j p r``, and the posterior or None.
+    """
+    run = backend_for(backend, routing, a, pose, W, fields)
+    if run is None:
+        child = fields.child
+        a_i = a.index_select(1, child.flatten()).unflatten(1, child.shape)
+        logit, q = routing(a_i, make_votes(pose, W, fields, coordinates), child, a.shape[1])
+        return logit, q.m.unflatten(-1, pose.shape[-2:]), q if posterior else None
+    coordinates = None if coordinates is None else coordinates.contiguous()
+    index = (fields.child, fields.parents, fields.seen, fields.types)
+    v = Votes(a.T.contiguous(), run.lay_poses(pose), W.contiguous(), coordinates, *index, run.name)
+    return _fused(routing)(routing, v, posterior)
+
+
+def backend_for(name: str, routing: nn.Module, a: Tensor, pose: Tensor, W: Tensor, fields: Fields) -> Backend | None:
+    """Return the backend that serves a call, or None for the reference: the only branch between them.
+
+    ``"auto"`` takes the kernels of the device where they cover the call. A backend that is asked for by its name and
+    does not cover the call raises an error that says why.
+    """
+    if name == "reference" or (name == "auto" and torch.compiler.is_exporting()):
+        return None
+    run = native(a) if name == "auto" else backend_named(name)
+    error = refusal(run, routing, a, pose, W, fields)
+    if error is None:
+        return run
+    if name == "auto":
+        return None
+    raise error
+
+
+def refusal(
+    run: Backend, routing: nn.Module, a: Tensor, pose: Tensor, W: Tensor, fields: Fields
+) -> ValueError | TypeError | None:
+    """Return an error that says why a backend does not cover a call, or None where it does."""
+    if type(routing) not in (VBRouting, EMRouting, DynamicRouting):
+        why = f"has no kernels for {type(routing).__name__}"
+    elif isinstance(routing, VBRouting) and routing.prior.precision == "full":
+        why = "has kernels for diagonal precisions only, not for precision='full'"
+    elif pose.shape[-2:] != (4, 4):
+        why = f"has kernels for 4x4 poses only, got {tuple(pose.shape[-2:])}"
+    elif not a.dtype == pose.dtype == W.dtype or a.dtype not in run.dtypes:
+        got, able = f"{a.dtype}, {pose.dtype} and {W.dtype}", " or ".join(map(str, run.dtypes))
+        return TypeError(f"backend={run.name!r} computes in {able}, got {got}; use backend='reference'")
+    elif _transformed():
+        why = "has no kernels for torch.func and forward-mode derivatives"
+    else:
+        found = run.refusal(a, W, fields, routing.iters)  # type: ignore[arg-type]
+        if found is None:
+            return None
+        why = found
+    return ValueError(f"backend={run.name!r} {why}; use backend='auto' or backend='reference'")
+
+
+def native(x: Tensor) -> Backend:
+    """Return the backend of a tensor's device; that it can serve a call is for ``refusal`` to say."""
+    return backend_named("triton" if x.is_cuda and HAS_TRITON else "cpu")
+
+
+def lay_capsules(x: Tensor) -> Tensor:
+    """Return activations ``n h w c`` or poses ``n h w c p q`` in the order of memory that routing reads next."""
+    return native(x).lay_capsules(x)
+
+
+def by_type(norm: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Apply a BatchNorm over axis 1 to ``n l j ...``, for each type j, in the order of memory that routing leaves."""
+    if x.ndim == 3:
+        return by_type(norm, x[..., None])[..., 0]
+    return native(x).by_type(norm, x)
+
+
+def batch_norm(x: Tensor, running: RunningStatistics, momentum: float, eps: float) -> Tensor:
+    """Normalise ``a j b`` (or ``a j``) for each j by the batch, and take the batch into the running statistics."""
+    return native(x).batch_norm(x, running, momentum, eps)
+
+
+def _fused(routing: nn.Module) -> Callable[[nn.Module, Votes, bool], Routed]:
+    if isinstance(routing, VBRouting):
+        from vbcaps.kernels.vb import vb_routing_fused
+
+        return vb_routing_fused  # type: ignore[return-value]
+    if isinstance(routing, EMRouting):
+        from vbcaps.kernels.em import em_routing_fused
+
+        return em_routing_fused  # type: ignore[return-value]
+    from vbcaps.kernels.dynamic import dynamic_routing_fused
+
+    return dynamic_routing_fused  # type: ignore[return-value]
+
+
+def _transformed() -> bool:
+    """Return whether ``torch.func`` or forward-mode differentiation is at work: kernels know ``backward`` alone."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0

@@ -1,112 +1,145 @@
-"""Dynamic routing, fused: the fast twin of dynamic.py.
+"""Dynamic routing by a backend's passes: the fast twin of routing/dynamic.py.
 
-`dynamic_routing_fused` takes children, poses and weights instead of votes, and gives what `dynamic_routing` gives for
-the votes they make. It strings together the same passes over votes as vb_fused.py. Scores are linear in a vote here:
-b_ij after some iterations is sum_d w_jd V_ijd, w_j the sum of the parent's poses so far, and that is a pass which VB
-and EM have in their backward. What happens at a parent is little, and plain PyTorch.
-
-In memory poses lie as each device wants them; `as_poses` shows them as l j n p r.
+Scores are linear in a vote here: b_ij after some iterations is sum_d w_jd V_ijd, w_j the sum of the parent's poses so
+far, and that is a pass which VB and EM have in their backward. What happens at a parent is little, and plain PyTorch.
 """
 
-import functools
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from vbcaps.kernels.passes import (
-    Votes,
-    as_poses,
-    check_fusable,
-    images_first,
-    new_poses,
-    new_slots,
-    on_its_device,
-    op_inputs,
-    passes_for,
-    poses_first,
-    refuse_twice,
-    responsibilities,
-)
-from vbcaps.routing.dynamic import Agreement, squash
-from vbcaps.routing.fields import Fields, check_iters
+from vbcaps.kernels.backend import Backend, MomentGrads, Moments, Votes, backend_named
+from vbcaps.kernels.ops import Op
+from vbcaps.kernels.order import images_first, new_score_sums, poses_first, responsibilities, route, route_back
+from vbcaps.routing.dynamic import Agreement, DynamicRouting, squash
 
 TINY = torch.finfo(torch.float32).tiny ** 0.5
 
 
-@torch.library.custom_op("vbcaps::dynamic_route", mutates_args=())
-@on_its_device
-def dynamic_route(
-    a: Tensor, pose: Tensor, W: Tensor, place: Tensor | None, child: Tensor, parents: Tensor, seen: Tensor,
-    types: int, iters: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """logit, m, r; and for the backward pass the sums of votes s of every iteration, and w."""
-    v = Votes(a, pose, W, place, child, parents, seen, types)
-    out = dynamic_route_shapes(a, pose, W, place, child, parents, seen, types, iters)
-    logit, m, r, s, w = out
-    run, (_, N, L, I, J) = passes_for(a), v.sizes
-    parts = run.parts(a, L, I, J, types)
-    k0, m0, rj = a.new_zeros(()), a.new_zeros(16), torch.empty_like(logit)
-    mean, spread = new_poses(a, L, J, N), new_poses(a, parts, L, J, N)
-    for t in range(iters):
-        run.moments(v, r[t - 1] if t else None, k0, m0, rj, mean, spread)
-        s_t = torch.mul(rj[..., None, None], as_poses(mean), out=as_poses(s[t]))
+class DynamicCall(NamedTuple):
+    """The inputs of the operator."""
+
+    votes: Votes
+    iters: int
+
+
+class DynamicState(NamedTuple):
+    """The outputs of the operator: the result, and for the backward pass what every iteration summed."""
+
+    logit: Tensor  # l j n
+    m: Tensor  # poses l j n
+    r: Tensor  # slots t l i j n     those that iterations 1, 2, ... used
+    s: Tensor  # poses t l j n       sums of votes
+    w: Tensor  # poses t l j n       sums of the parents' poses
+
+
+def new_state(call: DynamicCall) -> DynamicState:
+    """Return room for the operator's outputs."""
+    v, T, run = call.votes, call.iters, backend_named(call.votes.backend)
+    _, N, L, _, J = v.sizes
+    return DynamicState(
+        v.a.new_empty(L, J, N), run.new_poses(v.a, L, J, N), run.new_slots(v, T - 1), run.new_poses(v.a, T, L, J, N),
+        run.new_poses(v.a, T - 1, L, J, N),
+    )  # fmt: skip
+
+
+class DynamicParents:
+    """Sum the votes and squash the sum: what Dynamic routing does at its parents, see ``order.Parents``."""
+
+    def __init__(self, run: Backend, call: DynamicCall, state: DynamicState):
+        self.run, self.call, self.state = run, call, state
+        self.k0, self.m0 = state.logit.new_zeros(()), state.logit.new_zeros(16)
+        rj, mean = torch.empty_like(state.logit), torch.empty_like(state.m)
+        self.now = Moments(rj, mean, torch.empty_like(state.m))
+
+    def moments(self, t: int) -> Moments:
+        return self.now
+
+    def update(self, t: int, spread: Tensor) -> None:
+        state, as_poses = self.state, self.run.as_poses
+        s_t = torch.mul(self.now.rj[..., None, None], as_poses(self.now.m), out=as_poses(state.s[t]))
         length2 = s_t.square().sum((3, 4))
         v_t = squash(s_t, length2[..., None, None], TINY)
-        if t < iters - 1:
-            as_poses(w[t]).copy_(v_t if t == 0 else v_t + as_poses(w[t - 1]))
-            run.agreements(v, w[t], r[t])
+        if t < self.call.iters - 1:
+            as_poses(state.w[t]).copy_(v_t if t == 0 else v_t + as_poses(state.w[t - 1]))
         else:
-            as_poses(m).copy_(v_t)
-            torch.log(length2 + TINY, out=logit)
-    return out
+            as_poses(state.m).copy_(v_t)
+            torch.log(length2 + TINY, out=state.logit)
+
+    def score(self, t: int, r: Tensor) -> None:
+        self.run.agreements(self.call.votes, self.state.w[t], r)
 
 
-@dynamic_route.register_fake
-def dynamic_route_shapes(
-    a: Tensor, pose: Tensor, W: Tensor, place: Tensor | None, child: Tensor, parents: Tensor, seen: Tensor,
-    types: int, iters: int,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    (L, I), N, J = child.shape, a.shape[1], W.shape[1]
-    vector = functools.partial(new_poses, a)
-    r = new_slots(a, iters - 1, (L, I), J, N, types)
-    return a.new_empty(L, J, N), vector(L, J, N), r, vector(iters, L, J, N), vector(iters - 1, L, J, N)
+def run_dynamic(call: DynamicCall) -> DynamicState:
+    """Route."""
+    run, state = backend_named(call.votes.backend), new_state(call)
+    route(run, call.votes, DynamicParents(run, call, state), state.r, call.iters)
+    return state
 
 
-@torch.library.custom_op("vbcaps::dynamic_route_backward", mutates_args=())
-@on_its_device
-def dynamic_route_backward(
-    dlogit: Tensor, dm: Tensor | None, a: Tensor, pose: Tensor, W: Tensor, place: Tensor | None, child: Tensor,
-    parents: Tensor, seen: Tensor, r: Tensor, s: Tensor, w: Tensor, types: int, iters: int,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of a, pose, W. Of a vote it is R_ij ds_j for every sum and dz_ij w_j for every score."""
-    v = Votes(a, pose, W, place, child, parents, seen, types)
-    C, N, L, I, J = v.sizes
-    T = iters
-    run = passes_for(a)
-    da, sums, ds = a.new_empty(C, N), a.new_empty(C, N), new_poses(a, L, J, N)
-    dR = new_slots(a, T, (L, I), J, N, types)  # dR[t - 1] becomes dz[t - 1]; dR[T - 1] is that of t = 0
-    parts = run.parts(a, L, I, J, types)
-    U0, U1, U2 = a.new_empty(parts, L, J, N), new_poses(a, parts, L, J, N), new_poses(a, parts, L, J, N)
-    coef = run.new_terms(v, T).zero_()  # votes enter without a center, and not as squares
-    none, nothing = torch.zeros_like(dlogit), torch.zeros_like(ds)
-    dv = torch.zeros_like(as_poses(ds)) if dm is None else as_poses(dm)
-    for t in range(T - 1, -1, -1):
-        as_poses(ds).copy_(grad_squash(as_poses(s[t]), dv, dlogit if t == T - 1 else None))
-        run.put_term(coef, 2 * t, ds, T)
-        r_t = r[t - 1] if t else None
-        run.grad_responsibilities(v, nothing, ds, nothing, none, r_t, dR[t - 1], sums, da, add=t < T - 1)
-        if t:
-            run.grad_scores(v, nothing, r_t, sums, dR[t - 1], U0, U1, U2)
-            run.put_term(coef, 2 * (T + t - 1), w[t - 1], T)
-            dw = as_poses(U1).sum(0)
-            dv = dw if t == T - 1 else dv + dw  # a pose is part of every score after it
-    dpose, dW = run.grad_votes(v, coef, r, dR, T)
-    return da, dpose, dW
+dynamic_route = Op("vbcaps::dynamic_route", DynamicCall, DynamicState, run_dynamic, new_state)
+
+
+class DynamicKept(NamedTuple):
+    """What the backward pass needs."""
+
+    call: DynamicCall
+    r: Tensor
+    s: Tensor
+    w: Tensor
+
+
+class DynamicBackCall(NamedTuple):
+    """The inputs of the operator that goes back."""
+
+    kept: DynamicKept
+    dlogit: Tensor  # l j n
+    dm: Tensor | None  # poses l j n
+
+
+class DynamicBack(NamedTuple):
+    """The outputs of the operator that goes back."""
+
+    a: Tensor
+    pose: Tensor
+    W: Tensor
+
+
+class DynamicParentGrads:
+    """Go back through sums and poses, see ``order.ParentGrads``.
+
+    The gradient of a vote is R_ij ds_j for every sum and dz_ij w_j for every score.
+    """
+
+    def __init__(self, run: Backend, given: DynamicBackCall):
+        self.run, self.given = run, given
+        v, self.T = given.kept.call.votes, given.kept.call.iters
+        self.nothing = torch.zeros_like(given.kept.s[0])
+        self.g = MomentGrads(torch.empty_like(self.nothing), self.nothing, torch.zeros_like(given.dlogit))
+        self.U = new_score_sums(run, v)
+        self.terms = run.new_terms(v, self.T).zero_()  # votes enter without a center, and not as squares
+        self.dv = run.as_poses(self.nothing if given.dm is None else given.dm)
+
+    def back(self, t: int) -> None:
+        run, kept, last = self.run, self.given.kept, t == self.T - 1
+        if not last:
+            run.put_term(self.terms, 2 * (self.T + t), kept.w[t], self.T)
+            dw = run.as_poses(self.U.U1).sum(0)
+            self.dv = dw if t == self.T - 2 else self.dv + dw  # a pose is part of every score after it
+        ds = grad_squash(run.as_poses(kept.s[t]), self.dv, self.given.dlogit if last else None)
+        run.as_poses(self.g.gb).copy_(ds)
+        run.put_term(self.terms, 2 * t, self.g.gb, self.T)
+
+    def moments(self, t: int) -> tuple[Tensor, MomentGrads]:
+        return self.nothing, self.g
+
+    def center(self, t: int) -> Tensor:
+        return self.nothing
 
 
 def grad_squash(s: Tensor, dv: Tensor, dlogit: Tensor | None) -> Tensor:  # l j n p r
-    """The gradient of s in v = f(|s|^2) s, f(x) = sqrt(x + tiny) / (1 + x), and in the logit ln(|s|^2 + tiny)."""
+    """Return the gradient of s in v = f(|s|^2) s, f(x) = sqrt(x + tiny) / (1 + x), and in ln(|s|^2 + tiny)."""
     x = s.square().sum((3, 4), keepdim=True)
     root, whole = (x + TINY).sqrt(), 1 + x
     df = (0.5 / root - root / whole) / whole
@@ -116,49 +149,46 @@ def grad_squash(s: Tensor, dv: Tensor, dlogit: Tensor | None) -> Tensor:  # l j 
     return root / whole * dv + along * s
 
 
-@dynamic_route_backward.register_fake
-def _(*args: Any) -> tuple[Tensor, ...]:
-    return tuple(map(torch.empty_like, args[2:5]))
+def run_dynamic_back(given: DynamicBackCall) -> DynamicBack:
+    """Go back."""
+    call = given.kept.call
+    run = backend_named(call.votes.backend)
+    return DynamicBack(*route_back(run, call.votes, DynamicParentGrads(run, given), given.kept.r, call.iters))
 
 
-def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
-    *tensors, ctx.types, ctx.iters = inputs
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors, *output[2:])
+def new_back(given: DynamicBackCall) -> DynamicBack:
+    """Return room for the outputs of the operator that goes back."""
+    v = given.kept.call.votes
+    return DynamicBack(*map(torch.empty_like, (v.a, v.pose, v.W)))
 
 
-def _backward(ctx: Any, dlogit: Tensor | None, dm: Tensor | None, *others: None) -> tuple[Tensor | None, ...]:
-    a, _, W, _, child, *_ = ctx.saved_tensors
-    dlogit = a.new_zeros(len(child), W.shape[1], a.shape[1]) if dlogit is None else dlogit.contiguous()
-    dm = None if dm is None else dm.contiguous()
-    gradients = dynamic_route_backward(dlogit, dm, *ctx.saved_tensors, ctx.types, ctx.iters)
-    return *gradients, None, None, None, None, None, None
+dynamic_route_back = Op("vbcaps::dynamic_route_backward", DynamicBackCall, DynamicBack, run_dynamic_back, new_back)
+dynamic_route_back.refuse_to_differentiate()
 
 
-dynamic_route.register_autograd(_backward, setup_context=_save)
-dynamic_route_backward.register_autograd(refuse_twice)
+def keep(call: DynamicCall, state: DynamicState) -> DynamicKept:
+    """Choose what the backward pass needs."""
+    return DynamicKept(call, state.r, state.s, state.w)
+
+
+def differentiate(kept: DynamicKept, given: DynamicState, wanted: dict[str, bool]) -> dict[str, Tensor | None]:
+    """Return the gradients of the operator's inputs, by name."""
+    _, N, L, _, J = kept.call.votes.sizes
+    dlogit = kept.s.new_zeros(L, J, N) if given.logit is None else given.logit
+    back = dynamic_route_back(DynamicBackCall(kept, dlogit, given.m))
+    return dict(votes_a=back.a, votes_pose=back.pose, votes_W=back.W)
+
+
+dynamic_route.differentiate(keep, differentiate)
 
 
 def dynamic_routing_fused(
-    a: Tensor,
-    pose: Tensor,
-    W: Tensor,
-    fields: Fields,
-    *,
-    place: Tensor | None = None,
-    iters: int = 3,
-    posterior: bool = True,
+    routing: DynamicRouting, votes: Votes, posterior: bool
 ) -> tuple[Tensor, Tensor, Agreement | None]:
-    """``dynamic_routing`` of the votes that ``a: n c``, ``pose: n c p q``, ``W: g j q r`` and ``place: i 2`` make.
-
-    And between its results the poses as ``n l j p r``. The coefficients in the posterior have no gradient, and
-    say so where one is asked for.
-    """
-    check_iters(iters)
-    check_fusable(a, pose, W)
-    logit, m, r, *_ = dynamic_route(*op_inputs(a, pose, W, place, fields), fields.types, iters)
-    poses = poses_first(m)
+    """Route as ``dynamic_routing`` does with the votes that ``votes`` makes; see ``vb_routing_fused``."""
+    state = dynamic_route(DynamicCall(votes, routing.iters))
+    run = backend_named(votes.backend)
+    logit, poses = images_first(state.logit), poses_first(run, state.m)
     if not posterior:
-        return images_first(logit), poses, None
-    r = responsibilities(r, fields, W.shape[1], len(a))
-    return images_first(logit), poses, Agreement(poses.flatten(3), r)
+        return logit, poses, None
+    return logit, poses, Agreement(poses.flatten(3), responsibilities(run, state.r, votes))

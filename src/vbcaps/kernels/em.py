@@ -1,186 +1,189 @@
-"""EM routing, fused: the fast twin of em.py.
+"""EM routing by a backend's passes: the fast twin of routing/em.py, without a prior in the moments."""
 
-`em_routing_fused` takes children, poses and weights instead of votes, and gives what `em_routing` gives for the votes
-they make. It strings together the same passes over votes as vb_fused.py, without a prior; what happens at each parent
-between them is EM's.
-"""
-
-import functools
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from vbcaps.kernels.passes import (
-    Votes,
-    check_fusable,
+from vbcaps.kernels.backend import Backend, EMResultGrads, MomentGrads, Votes, backend_named
+from vbcaps.kernels.ops import Op
+from vbcaps.kernels.order import (
+    History,
     images_first,
-    new_poses,
-    new_slots,
-    on_its_device,
-    op_inputs,
-    passes_for,
+    new_history,
+    new_score_sums,
     poses_first,
-    refuse_twice,
     responsibilities,
+    route,
+    route_back,
 )
-from vbcaps.routing.em import Mixture, check_constants
-from vbcaps.routing.fields import Fields, check_iters
+from vbcaps.routing.em import EMRouting, Mixture
 
 D = 16
 
 
-@torch.library.custom_op("vbcaps::em_route", mutates_args=())
-@on_its_device
-def em_route(
-    a: Tensor, pose: Tensor, W: Tensor, place: Tensor | None, child: Tensor, parents: Tensor, seen: Tensor,
-    beta_a: Tensor, beta_u: Tensor, types: int, iters: int, temperature: float, growth: float, min_var: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """logit, m, var, r; and for the backward pass the moments of every iteration."""
-    v = Votes(a, pose, W, place, child, parents, seen, types)
-    out = em_route_shapes(a, pose, W, place, child, parents, seen, beta_a, beta_u, types, iters, temperature, growth,
-                          min_var)  # fmt: skip
-    logit, m, var, r, rj, early_m, S = out
-    lam, K = torch.empty_like(m), torch.empty_like(logit)
-    k0, m0 = a.new_zeros(()), a.new_zeros(D)
-    run, (_, N, L, I, J) = passes_for(a), v.sizes
-    parts = run.parts(a, L, I, J, types)
-    for t in range(iters):
-        last = t == iters - 1
-        m_t = m if last else early_m[t]
-        spread = S[t : t + 1] if parts == 1 else new_poses(a, parts, L, J, N)
-        run.moments(v, r[t - 1] if t else None, k0, m0, rj[t], m_t, spread)
-        inverse_temperature = temperature * (1 - growth ** (t + 1))
-        if last:
-            run.em_logit(rj[t], spread, beta_a, beta_u, S[t], logit, var, inverse_temperature, min_var)
-        else:
-            run.em_parent(rj[t], spread, beta_a, beta_u, S[t], lam, K, inverse_temperature, min_var)
-            run.scores(v, m_t, lam, K, r[t])
-    return out
+class EMCall(NamedTuple):
+    """The inputs of the operator."""
+
+    votes: Votes
+    beta_a: Tensor  # j
+    beta_u: Tensor  # j
+    iters: int
+    temperature: float
+    growth: float
+    min_var: float
+
+    def inverse_temperature(self, t: int) -> float:
+        """Return that of iteration t."""
+        return self.temperature * (1 - self.growth ** (t + 1))
 
 
-@em_route.register_fake
-def em_route_shapes(
-    a: Tensor, pose: Tensor, W: Tensor, place: Tensor | None, child: Tensor, parents: Tensor, seen: Tensor,
-    beta_a: Tensor, beta_u: Tensor, types: int, iters: int, temperature: float, growth: float, min_var: float,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    (L, I), N, J = child.shape, a.shape[1], W.shape[1]
-    scalar, new, vector = (L, J, N), a.new_empty, functools.partial(new_poses, a)
-    r = new_slots(a, iters - 1, (L, I), J, N, types)
-    return (
-        new(scalar), vector(*scalar), vector(*scalar), r,
-        new(iters, *scalar), vector(iters - 1, *scalar), vector(iters, *scalar),
-    )  # fmt: skip
+class EMState(NamedTuple):
+    """The outputs of the operator."""
+
+    logit: Tensor  # l j n
+    var: Tensor  # poses l j n
+    m: Tensor  # from here on, History
+    early_m: Tensor
+    rj: Tensor
+    S: Tensor
+    r: Tensor
+
+    @property
+    def history(self) -> History:
+        """Return the moments and responsibilities of every iteration."""
+        return History(*self[2:])
 
 
-@torch.library.custom_op("vbcaps::em_route_backward", mutates_args=())
-@on_its_device
-def em_route_backward(
-    dlogit: Tensor, dm: Tensor | None, dvar: Tensor | None, a: Tensor, pose: Tensor, W: Tensor, place: Tensor | None,
-    child: Tensor, parents: Tensor, seen: Tensor, beta_a: Tensor, beta_u: Tensor, m: Tensor, r: Tensor, rj: Tensor,
-    early_m: Tensor, S: Tensor, types: int, iters: int, temperature: float, growth: float, min_var: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of a, pose, W, beta_a, beta_u."""
-    v = Votes(a, pose, W, place, child, parents, seen, types)
-    C, N, L, I, J = v.sizes
-    T = iters
-    run = passes_for(a)
-    scalar, new, vector = (L, J, N), a.new_empty, functools.partial(new_poses, a)
-    da, s = new(C, N), new(C, N)
-    dR = new_slots(a, T, (L, I), J, N, types)  # dR[t - 1] becomes dz[t - 1]; dR[T - 1] is that of t = 0
-    gb, gS, gr = vector(*scalar), vector(*scalar), new(scalar)
-    glogit = new(T, *scalar)  # of beta_a - cost_j, in every iteration: activations take part in routing
-    parts = run.parts(a, L, I, J, types)
-    U0, U1, U2 = new(parts, *scalar), vector(parts, *scalar), vector(parts, *scalar)
-    coef = run.new_terms(v, T)
+def new_state(call: EMCall) -> EMState:
+    """Return room for the operator's outputs."""
+    v, run = call.votes, backend_named(call.votes.backend)
+    _, N, L, _, J = v.sizes
+    return EMState(v.a.new_empty(L, J, N), run.new_poses(v.a, L, J, N), *new_history(run, v, call.iters))
 
-    def parent(t: int) -> None:
-        last = t == T - 1
-        run.em_grad_parent(
-            rj[t], S[t], m if last else early_m[t], m, beta_a, beta_u, (dlogit, dm, dvar) if last else None,
-            (U0, U1, U2), gb, gS, gr, *run.terms(coef, t, T), glogit[t],
-            temperature * (1 - growth ** (t + 1)), min_var,
+
+class EMParents:
+    """The M-step and the E-step: what EM does at its parents, see ``order.Parents``."""
+
+    def __init__(self, run: Backend, call: EMCall, state: EMState):
+        self.run, self.call, self.state, self.moments = run, call, state, state.history.moments
+        self.k0, self.m0 = state.logit.new_zeros(()), state.logit.new_zeros(D)
+        self.lam, self.K = torch.empty_like(state.m), torch.empty_like(state.logit)
+
+    def update(self, t: int, spread: Tensor) -> None:
+        call, last = self.call, t == self.call.iters - 1
+        step = self.run.em_logit if last else self.run.em_update
+        room = (self.state.logit, self.state.var) if last else (self.lam, self.K)
+        inverse_temperature = call.inverse_temperature(t)
+        step(self.moments(t), spread, call.beta_a, call.beta_u, inverse_temperature, call.min_var, *room)
+
+    def score(self, t: int, r: Tensor) -> None:
+        self.run.scores(self.call.votes, self.moments(t).m, self.lam, self.K, r)
+
+
+def run_em(call: EMCall) -> EMState:
+    """Route."""
+    run, state = backend_named(call.votes.backend), new_state(call)
+    route(run, call.votes, EMParents(run, call, state), state.r, call.iters)
+    return state
+
+
+em_route = Op("vbcaps::em_route", EMCall, EMState, run_em, new_state)
+
+
+class EMKept(NamedTuple):
+    """What the backward pass needs."""
+
+    call: EMCall
+    history: History
+
+
+class EMBackCall(NamedTuple):
+    """The inputs of the operator that goes back: what was called, what it keeps, and the gradients of its result."""
+
+    call: EMCall
+    history: History
+    result: EMResultGrads
+
+
+class EMBack(NamedTuple):
+    """The outputs of the operator that goes back."""
+
+    a: Tensor
+    pose: Tensor
+    W: Tensor
+    beta_a: Tensor
+    beta_u: Tensor
+
+
+class EMParentGrads:
+    """Go back through the M-steps, see ``order.ParentGrads``."""
+
+    def __init__(self, run: Backend, given: EMBackCall):
+        self.run, self.given = run, given
+        call, v = given.call, given.call.votes
+        _, N, L, _, J = v.sizes
+        self.g = MomentGrads(run.new_poses(v.a, L, J, N), run.new_poses(v.a, L, J, N), v.a.new_empty(L, J, N))
+        # Of beta_a - cost_j, in every iteration: activations take part in routing.
+        self.glogit = v.a.new_empty(call.iters, L, J, N)
+        self.U = new_score_sums(run, v)
+        self.terms = run.new_terms(v, call.iters)
+
+    def back(self, t: int) -> None:
+        given, call, history = self.given, self.given.call, self.given.history
+        self.run.em_grad(
+            history.moments(t), history.m, call.beta_a, call.beta_u, call.inverse_temperature(t), call.min_var,
+            given.result if t == call.iters - 1 else None, self.U, self.g, self.terms, t, call.iters, self.glogit[t],
         )  # fmt: skip
 
-    parent(T - 1)
-    for t in range(T - 1, -1, -1):
-        r_t = r[t - 1] if t else None
-        m_t = m if t == T - 1 else early_m[t]
-        run.grad_responsibilities(v, m_t, gb, gS, gr, r_t, dR[t - 1], s, da, add=t < T - 1)
-        if t:
-            run.grad_scores(v, early_m[t - 1], r_t, s, dR[t - 1], U0, U1, U2)
-            parent(t - 1)
-    dpose, dW = run.grad_votes(v, coef, r, dR, T)
-    return da, dpose, dW, glogit.sum((0, 1, 3)), -D * (glogit * rj).sum((0, 1, 3))
+    def moments(self, t: int) -> tuple[Tensor, MomentGrads]:
+        return self.center(t), self.g
+
+    def center(self, t: int) -> Tensor:
+        return self.given.history.moments(t).m
 
 
-@em_route_backward.register_fake
-def _(*args: Any) -> tuple[Tensor, ...]:
-    a, pose, W = args[3:6]
-    beta_a, beta_u = args[10:12]
-    return tuple(map(torch.empty_like, (a, pose, W, beta_a, beta_u)))
+def run_em_back(given: EMBackCall) -> EMBack:
+    """Go back."""
+    call, history = given.call, given.history
+    run = backend_named(call.votes.backend)
+    parents = EMParentGrads(run, given)
+    of_votes = route_back(run, call.votes, parents, history.r, call.iters)
+    return EMBack(*of_votes, parents.glogit.sum((0, 1, 3)), -D * (parents.glogit * history.rj).sum((0, 1, 3)))
 
 
-def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
-    *tensors, ctx.types, ctx.iters, ctx.temperature, ctx.growth, ctx.min_var = inputs
-    _, m, _, *moments = output
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors, m, *moments)
+def new_back(given: EMBackCall) -> EMBack:
+    """Return room for the outputs of the operator that goes back."""
+    v, call = given.call.votes, given.call
+    return EMBack(*map(torch.empty_like, (v.a, v.pose, v.W, call.beta_a, call.beta_u)))
 
 
-def _backward(ctx: Any, dlogit: Tensor | None, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    rj = ctx.saved_tensors[-3]
-    dlogit = torch.zeros_like(rj[0]) if dlogit is None else dlogit.contiguous()
-    dm, dvar = (None if g is None else g.contiguous() for g in grads[:2])
-    da, dpose, dW, dbeta_a, dbeta_u = em_route_backward(
-        dlogit, dm, dvar, *ctx.saved_tensors, ctx.types, ctx.iters, ctx.temperature, ctx.growth, ctx.min_var
-    )
-    return da, dpose, dW, None, None, None, None, dbeta_a, dbeta_u, None, None, None, None, None
+em_route_back = Op("vbcaps::em_route_backward", EMBackCall, EMBack, run_em_back, new_back)
+em_route_back.refuse_to_differentiate()
 
 
-em_route.register_autograd(_backward, setup_context=_save)
-em_route_backward.register_autograd(refuse_twice)
+def keep(call: EMCall, state: EMState) -> EMKept:
+    """Choose what the backward pass needs."""
+    return EMKept(call, state.history)
 
 
-def em_routing_fused(
-    a: Tensor,
-    pose: Tensor,
-    W: Tensor,
-    fields: Fields,
-    *,
-    place: Tensor | None = None,
-    iters: int = 3,
-    beta_a: Tensor,
-    beta_u: Tensor,
-    temperature: float,
-    growth: float,
-    min_var: float,
-    posterior: bool = True,
-) -> tuple[Tensor, Tensor, Mixture | None]:
-    """``em_routing`` of the votes that ``a: n c``, ``pose: n c p q``, ``W: g j q r`` and ``place: i 2`` make.
+def differentiate(kept: EMKept, given: EMState, wanted: dict[str, bool]) -> dict[str, Tensor | None]:
+    """Return the gradients of the operator's inputs, by name."""
+    dlogit = torch.zeros_like(kept.history.rj[0]) if given.logit is None else given.logit
+    back = em_route_back(EMBackCall(kept.call, kept.history, EMResultGrads(dlogit, given.m, given.var)))
+    return dict(votes_a=back.a, votes_pose=back.pose, votes_W=back.W, beta_a=back.beta_a, beta_u=back.beta_u)
 
-    And between its results the means as ``n l j p r``; ``posterior=False`` saves the copies of the mixture. The
-    responsibilities in it have no gradient, and say so where one is asked for.
-    """
-    check_iters(iters)
-    check_constants(temperature, growth, min_var)
-    check_fusable(a, pose, W)
-    logit, m, var, r, *_ = em_route(
-        *op_inputs(a, pose, W, place, fields),
-        beta_a.contiguous(),
-        beta_u.contiguous(),
-        fields.types,
-        iters,
-        temperature,
-        growth,
-        min_var,
-    )
-    means = poses_first(m)
+
+em_route.differentiate(keep, differentiate)
+
+
+def em_routing_fused(routing: EMRouting, votes: Votes, posterior: bool) -> tuple[Tensor, Tensor, Mixture | None]:
+    """Route as ``em_routing`` does with the votes that ``votes`` makes; see ``vb_routing_fused``."""
+    beta_a, beta_u = routing.beta_a.contiguous(), routing.beta_u.contiguous()
+    state = em_route(EMCall(votes, beta_a, beta_u, routing.iters, routing.temperature, routing.growth, routing.min_var))
+    run = backend_named(votes.backend)
+    logit, means = images_first(state.logit), poses_first(run, state.m)
     if not posterior:
-        return images_first(logit), means, None
-    r = responsibilities(r, fields, W.shape[1], len(a))
-    return (
-        images_first(logit),
-        means,
-        Mixture(means.flatten(3), poses_first(var).flatten(3), r),
-    )
+        return logit, means, None
+    r = responsibilities(run, state.r, votes)
+    return logit, means, Mixture(means.flatten(3), poses_first(run, state.var).flatten(3), r)

@@ -1,227 +1,264 @@
-"""VB routing with diagonal precision, fused: the fast twin of vb.py.
+"""VB routing with diagonal precision by a backend's passes: the fast twin of routing/vb.py.
 
 `vb_routing_fused` takes children, poses and weights instead of votes, and gives what `vb_routing` gives for the votes
-they make. It strings together the passes over votes and what happens at each parent between them; these exist for
-each kind of device (`passes_for`), with one meaning.
+they make.
 """
 
-import functools
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from vbcaps.kernels.passes import (
-    Votes,
-    as_poses,
-    check_fusable,
+from vbcaps.kernels.backend import Backend, MomentGrads, PriorTensors, VBResult, VBResultGrads, Votes, backend_named
+from vbcaps.kernels.ops import Op
+from vbcaps.kernels.order import (
+    History,
     images_first,
-    new_poses,
-    new_slots,
-    on_its_device,
-    op_inputs,
-    passes_for,
+    new_history,
+    new_score_sums,
     poses_first,
-    refuse_twice,
     responsibilities,
+    route,
+    route_back,
 )
-from vbcaps.prior import Prior
-from vbcaps.routing.fields import Fields
-from vbcaps.routing.vb import Posterior
+from vbcaps.routing.vb import Posterior, VBRouting
 
 D = 16
 
 
-@torch.library.custom_op("vbcaps::vb_route", mutates_args=())
-@on_its_device
-def vb_route(
-    a: Tensor, pose: Tensor, W: Tensor, place: Tensor | None, child: Tensor, parents: Tensor, seen: Tensor,
-    alpha0: Tensor, m0: Tensor, kappa0: Tensor, inv_psi0: Tensor, nu0: Tensor, beta_a: Tensor, beta_u: Tensor,
-    types: int, iters: int, wishart: bool, paper: bool, through_last: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """logit, m, alpha, kappa, psi, nu, r; and for the backward pass the moments of every iteration."""
-    v = Votes(a, pose, W, place, child, parents, seen, types)
-    out = vb_route_shapes(a, pose, W, place, child, parents, seen, alpha0, m0, kappa0, inv_psi0, nu0, beta_a, beta_u,
-                          types, iters, wishart, paper, through_last)  # fmt: skip
-    logit, m, alpha, kappa, psi, nu, r, rj, early_m, S, E_ln_pi, E_lndet = out
-    lam, K = torch.empty_like(m), torch.empty_like(logit)
-    prior = (alpha0, kappa0, nu0, inv_psi0)
-    run, (_, N, L, I, J) = passes_for(a), v.sizes
-    parts = run.parts(a, L, I, J, types)
-    for t in range(iters):
-        last = t == iters - 1
-        m_t = m if last else early_m[t]
-        spread = S[t : t + 1] if parts == 1 else new_poses(a, parts, L, J, N)
-        run.moments(v, r[t - 1] if t else None, kappa0, m0, rj[t], m_t, spread)
-        if last:
-            run.vb_logit(
-                rj[t], spread, prior, beta_a, beta_u, S[t], logit, alpha, kappa, psi, nu, E_ln_pi, E_lndet,
-                wishart, paper,
-            )  # fmt: skip
+class VBCall(NamedTuple):
+    """The inputs of the operator."""
+
+    votes: Votes
+    prior: PriorTensors
+    beta_a: Tensor  # j
+    beta_u: Tensor  # j
+    iters: int
+    wishart: bool
+    paper: bool
+    only_last: bool  # gradients go through the last iteration alone
+
+
+class VBState(NamedTuple):
+    """The outputs of the operator."""
+
+    logit: Tensor  # l j n
+    alpha: Tensor  # l j n
+    kappa: Tensor  # l j n
+    psi: Tensor  # poses l j n
+    nu: Tensor  # l j n
+    E_ln_pi: Tensor  # l j n
+    E_lndet: Tensor  # l j n
+    m: Tensor  # from here on, History
+    early_m: Tensor
+    rj: Tensor
+    S: Tensor
+    r: Tensor
+
+    @property
+    def result(self) -> VBResult:
+        """Return what VB knows of each parent in the end."""
+        return VBResult(*self[:7])
+
+    @property
+    def history(self) -> History:
+        """Return the moments and responsibilities of every iteration."""
+        return History(*self[7:])
+
+
+def new_state(call: VBCall) -> VBState:
+    """Return room for the operator's outputs."""
+    v, run = call.votes, backend_named(call.votes.backend)
+    _, N, L, _, J = v.sizes
+    logit, alpha, kappa, nu, E_ln_pi, E_lndet = (v.a.new_empty(L, J, N) for _ in range(6))
+    psi = run.new_poses(v.a, L, J, N)
+    return VBState(logit, alpha, kappa, psi, nu, E_ln_pi, E_lndet, *new_history(run, v, call.iters))
+
+
+class VBParents:
+    """Update q(pi, mu, Lambda) and q(z): what VB does at its parents, see ``order.Parents``."""
+
+    def __init__(self, run: Backend, call: VBCall, state: VBState):
+        self.run, self.call, self.state, self.moments = run, call, state, state.history.moments
+        self.k0, self.m0 = call.prior.kappa0, call.prior.m0
+        self.lam, self.K = torch.empty_like(state.m), torch.empty_like(state.logit)
+
+    def update(self, t: int, spread: Tensor) -> None:
+        call, moments = self.call, self.moments(t)
+        if t < call.iters - 1:
+            self.run.vb_update(moments, spread, call.prior, call.wishart, self.lam, self.K)
         else:
-            run.vb_parent(rj[t], spread, prior, S[t], lam, K, wishart)
-            run.scores(v, m_t, lam, K, r[t])
-    return out
+            self.run.vb_logit(
+                moments, spread, call.prior, call.wishart, call.paper, call.beta_a, call.beta_u, self.state.result
+            )
+
+    def score(self, t: int, r: Tensor) -> None:
+        self.run.scores(self.call.votes, self.moments(t).m, self.lam, self.K, r)
 
 
-@vb_route.register_fake
-def vb_route_shapes(
-    a: Tensor, pose: Tensor, W: Tensor, place: Tensor | None, child: Tensor, parents: Tensor, seen: Tensor,
-    alpha0: Tensor, m0: Tensor, kappa0: Tensor, inv_psi0: Tensor, nu0: Tensor, beta_a: Tensor, beta_u: Tensor,
-    types: int, iters: int, wishart: bool, paper: bool, through_last: bool,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    (L, I), N, J = child.shape, a.shape[1], W.shape[1]
-    scalar, new, vector = (L, J, N), a.new_empty, functools.partial(new_poses, a)
-    r = new_slots(a, iters - 1, (L, I), J, N, types)
-    return (
-        new(scalar), vector(*scalar), new(scalar), new(scalar), vector(*scalar), new(scalar), r,
-        new(iters, *scalar), vector(iters - 1, *scalar), vector(iters, *scalar), new(scalar), new(scalar),
-    )  # fmt: skip
+def run_vb(call: VBCall) -> VBState:
+    """Route."""
+    run, state = backend_named(call.votes.backend), new_state(call)
+    route(run, call.votes, VBParents(run, call, state), state.r, call.iters)
+    return state
 
 
-@torch.library.custom_op("vbcaps::vb_route_backward", mutates_args=())
-@on_its_device
-def vb_route_backward(
-    dlogit: Tensor, dm: Tensor | None, dalpha: Tensor | None, dkappa: Tensor | None, dpsi: Tensor | None,
-    dnu: Tensor | None, a: Tensor, pose: Tensor, W: Tensor, place: Tensor | None, child: Tensor, parents: Tensor,
-    seen: Tensor, alpha0: Tensor, m0: Tensor, kappa0: Tensor, inv_psi0: Tensor, nu0: Tensor, beta_u: Tensor,
-    m: Tensor, r: Tensor, rj: Tensor, early_m: Tensor, S: Tensor, E_ln_pi: Tensor, E_lndet: Tensor,
-    types: int, iters: int, wishart: bool, paper: bool, through_last: bool, prior: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of a, pose, W; and, where `prior`, of alpha0, m0, kappa0, inv_psi0, nu0."""
-    v = Votes(a, pose, W, place, child, parents, seen, types)
-    C, N, L, I, J = v.sizes
-    T = iters
-    run = passes_for(a)
-    scalar, new, vector = (L, J, N), a.new_empty, functools.partial(new_poses, a)
-    da, s = new(C, N), new(C, N)
-    dR = new_slots(a, T, (L, I), J, N, types)  # dR[t - 1] becomes dz[t - 1]; dR[T - 1] is that of t = 0
-    gb, gS, gr = vector(T, *scalar), vector(T, *scalar), new(scalar)
-    parts = run.parts(a, L, I, J, types)
-    U0, U1, U2 = new(parts, *scalar), vector(parts, *scalar), vector(parts, *scalar)
-    gamma = new(3, T if prior else 0, *scalar)  # of alpha, kappa, nu
-    coef = run.new_terms(v, T)
-    if through_last:  # nothing comes from the iterations before
-        for x in (dR, gb, gS, gamma, coef):
-            x.zero_()
+vb_route = Op("vbcaps::vb_route", VBCall, VBState, run_vb, new_state)
 
-    def parent(t: int) -> None:
-        last = t == T - 1
-        run.vb_grad_parent(
-            rj[t], S[t], m if last else early_m[t], m, (alpha0, kappa0, nu0, inv_psi0), beta_u,
-            (dlogit, dm, dalpha, dkappa, dpsi, dnu, E_ln_pi, E_lndet) if last else None, (U0, U1, U2),
-            gb[t], gS[t], gr, *run.terms(coef, t, T), gamma[:, t] if prior else None, wishart, paper,
+
+class VBBackCall(NamedTuple):
+    """The inputs of the operator that goes back: what was called, what it keeps, and the gradients of its result."""
+
+    call: VBCall
+    history: History
+    result: VBResultGrads
+    prior: bool  # whether a gradient of the prior is asked for
+
+
+class VBBack(NamedTuple):
+    """The outputs of the operator that goes back; those of the prior are empty where nobody asked for them."""
+
+    a: Tensor
+    pose: Tensor
+    W: Tensor
+    alpha0: Tensor
+    m0: Tensor
+    kappa0: Tensor
+    inv_psi0: Tensor
+    nu0: Tensor
+
+
+class VBParentGrads:
+    """Go back through the updates of q(pi, mu, Lambda), see ``order.ParentGrads``."""
+
+    def __init__(self, run: Backend, given: VBBackCall):
+        self.run, self.given = run, given
+        call, v = given.call, given.call.votes
+        T, (_, N, L, _, J) = call.iters, v.sizes
+        self.gb, self.gS = run.new_poses(v.a, T, L, J, N), run.new_poses(v.a, T, L, J, N)
+        self.gr = v.a.new_empty(L, J, N)
+        self.U = new_score_sums(run, v)
+        self.gamma = v.a.new_empty(3, T if given.prior else 0, L, J, N)  # of alpha, kappa, nu
+        self.terms = run.new_terms(v, T)
+        if call.only_last:  # nothing comes from the iterations before
+            for x in (self.gb, self.gS, self.gamma, self.terms):
+                x.zero_()
+
+    def back(self, t: int) -> None:
+        given, call, history = self.given, self.given.call, self.given.history
+        self.run.vb_grad(
+            history.moments(t), history.m, call.prior, call.wishart, call.paper, call.beta_u,
+            given.result if t == call.iters - 1 else None, self.U, self.moments(t)[1], self.terms, t, call.iters,
+            self.gamma[:, t] if given.prior else None,
         )  # fmt: skip
 
-    parent(T - 1)
-    for t in range(T - 1, T - 2 if through_last else -1, -1):
-        r_t = r[t - 1] if t else None
-        m_t = m if t == T - 1 else early_m[t]
-        run.grad_responsibilities(v, m_t, gb[t], gS[t], gr, r_t, dR[t - 1], s, da, add=t < T - 1)
-        if t and not through_last:
-            run.grad_scores(v, early_m[t - 1], r_t, s, dR[t - 1], U0, U1, U2)
-            parent(t - 1)
-    dpose, dW = run.grad_votes(v, coef, r, dR, T)
-    if not prior:
-        return da, dpose, dW, new(0), new(0), new(0), new(0), new(0)
-    # m = (sum R V + kappa0 m0) / kappa and S = sum R (V - m)^2 + kappa0 (m0 - m)^2, of which m is the minimum.
-    gb, gS = as_poses(gb), as_poses(gS)
-    gap = m0.view(-1, 1, 4, 4) - as_poses(torch.cat([early_m, m[None]]))  # t l j n p r
-    k0 = kappa0.view(-1, 1, 1, 1)
-    dalpha0, dkappa0, dnu0 = (g.sum((0, 1, 3)) for g in gamma)
-    dkappa0 = dkappa0 + (gap * (gb + gap * gS)).sum((0, 1, 3, 4, 5))
-    dm0 = (k0 * (gb + 2 * gap * gS)).sum((0, 1, 3)).view(J, D)
-    dinv_psi0 = gS.sum((0, 1, 3)).view(J, D)
-    given = (alpha0, m0, kappa0, inv_psi0, nu0)
-    dprior = (dalpha0, dm0, dkappa0, dinv_psi0, dnu0)
-    return da, dpose, dW, *(g.sum_to_size(p.shape) for g, p in zip(dprior, given, strict=True))
+    def moments(self, t: int) -> tuple[Tensor, MomentGrads]:
+        return self.center(t), MomentGrads(self.gb[t], self.gS[t], self.gr)
+
+    def center(self, t: int) -> Tensor:
+        return self.given.history.moments(t).m
+
+    def of_prior(self) -> PriorTensors:
+        """Return the gradients of the prior, from those of every iteration's moments.
+
+        m = (sum R V + kappa0 m0) / kappa and S = sum R (V - m)^2 + kappa0 (m0 - m)^2, of which m is the minimum.
+        """
+        history, p, as_poses = self.given.history, self.given.call.prior, self.run.as_poses
+        gb, gS = as_poses(self.gb), as_poses(self.gS)  # t l j n p r
+        gap = p.m0.view(-1, 1, 4, 4) - as_poses(torch.cat([history.early_m, history.m[None]]))
+        k0 = p.kappa0.view(-1, 1, 1, 1)
+        dalpha0, dkappa0, dnu0 = (g.sum((0, 1, 3)) for g in self.gamma)
+        dkappa0 = dkappa0 + (gap * (gb + gap * gS)).sum((0, 1, 3, 4, 5))
+        dm0 = (k0 * (gb + 2 * gap * gS)).sum((0, 1, 3)).view(-1, D)
+        dinv_psi0 = gS.sum((0, 1, 3)).view(-1, D)
+        return PriorTensors(
+            dalpha0.sum_to_size(p.alpha0.shape),
+            dm0.sum_to_size(p.m0.shape),
+            dkappa0.sum_to_size(p.kappa0.shape),
+            dinv_psi0.sum_to_size(p.inv_psi0.shape),
+            dnu0.sum_to_size(p.nu0.shape),
+        )
 
 
-@vb_route_backward.register_fake
-def _(*args: Any) -> tuple[Tensor, ...]:
-    a, pose, W = args[6:9]
-    alpha0, m0, kappa0, inv_psi0, nu0 = args[13:18]
-    priors = (torch.empty_like(p) if args[-1] else p.new_empty(0) for p in (alpha0, m0, kappa0, inv_psi0, nu0))
-    return torch.empty_like(a), torch.empty_like(pose), torch.empty_like(W), *priors
+def run_vb_back(given: VBBackCall) -> VBBack:
+    """Go back."""
+    call = given.call
+    run = backend_named(call.votes.backend)
+    parents = VBParentGrads(run, given)
+    of_votes = route_back(run, call.votes, parents, given.history.r, call.iters, call.only_last)
+    if given.prior:
+        return VBBack(*of_votes, *parents.of_prior())
+    return VBBack(*of_votes, *(call.votes.a.new_empty(0) for _ in PriorTensors._fields))
 
 
-def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
-    *tensors, ctx.types, ctx.iters, ctx.wishart, ctx.paper, ctx.through_last = inputs
-    _, m, _, _, _, _, *moments = output
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors, m, *moments)
+def new_back(given: VBBackCall) -> VBBack:
+    """Return room for the outputs of the operator that goes back."""
+    v, prior = given.call.votes, given.call.prior
+    of_prior = [torch.empty_like(p) if given.prior else p.new_empty(0) for p in prior]
+    return VBBack(torch.empty_like(v.a), torch.empty_like(v.pose), torch.empty_like(v.W), *of_prior)
 
 
-def _backward(ctx: Any, dlogit: Tensor | None, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    *votes_and_priors, _, beta_u, m, r, rj, early_m, S, E_ln_pi, E_lndet = ctx.saved_tensors
-    prior = any(ctx.needs_input_grad[7:12])
-    dlogit = torch.zeros_like(E_ln_pi) if dlogit is None else dlogit.contiguous()
-    of_posterior = [None if g is None else g.contiguous() for g in grads[:5]]  # m, alpha, kappa, psi, nu
-    da, dpose, dW, *dprior = vb_route_backward(
-        dlogit, *of_posterior, *votes_and_priors, beta_u, m, r, rj, early_m, S, E_ln_pi, E_lndet,
-        ctx.types, ctx.iters, ctx.wishart, ctx.paper, ctx.through_last, prior,
-    )  # fmt: skip
-    dbeta_a = dlogit.sum((0, 2)) if ctx.needs_input_grad[12] else None
-    dbeta_u = -(dlogit * rj[-1] if ctx.paper else dlogit).sum((0, 2)) if ctx.needs_input_grad[13] else None
-    dprior = dprior if prior else [None] * 5
-    return da, dpose, dW, None, None, None, None, *dprior, dbeta_a, dbeta_u, None, None, None, None, None
+vb_route_back = Op("vbcaps::vb_route_backward", VBBackCall, VBBack, run_vb_back, new_back)
+vb_route_back.refuse_to_differentiate()
 
 
-vb_route.register_autograd(_backward, setup_context=_save)
-vb_route_backward.register_autograd(refuse_twice)
+class VBKept(NamedTuple):
+    """What the backward pass needs."""
+
+    call: VBCall
+    history: History
+    E_ln_pi: Tensor  # l j n
+    E_lndet: Tensor  # l j n
 
 
-def vb_routing_fused(
-    a: Tensor,
-    pose: Tensor,
-    W: Tensor,
-    fields: Fields,
-    prior: Prior,
-    *,
-    place: Tensor | None = None,
-    iters: int = 3,
-    activation: str = "released",
-    through: str = "all",
-    beta_a: Tensor,
-    beta_u: Tensor,
-    posterior: bool = True,
-) -> tuple[Tensor, Tensor, Posterior | None]:
-    """``vb_routing`` of the votes that ``a: n c``, ``pose: n c p q``, ``W: g j q r`` and ``place: i 2`` make.
+def keep(call: VBCall, state: VBState) -> VBKept:
+    """Choose it."""
+    return VBKept(call, state.history, state.E_ln_pi, state.E_lndet)
 
-    And between its results the means as ``n l j p r``; ``posterior=False`` saves the copies of one. The
-    responsibilities in it have no gradient, and say so where one is asked for.
+
+def differentiate(kept: VBKept, given: VBState, wanted: dict[str, bool]) -> dict[str, Tensor | None]:
+    """Return the gradients of the operator's inputs, by name."""
+    call, history, E_ln_pi, E_lndet = kept
+    dlogit = torch.zeros_like(E_ln_pi) if given.logit is None else given.logit
+    result = VBResultGrads(dlogit, given.m, given.alpha, given.kappa, given.psi, given.nu, E_ln_pi, E_lndet)
+    prior = any(want for name, want in wanted.items() if name.startswith("prior_"))
+    back = vb_route_back(VBBackCall(call, history, result, prior))
+    made: dict[str, Tensor | None] = dict(votes_a=back.a, votes_pose=back.pose, votes_W=back.W)
+    if prior:
+        made |= {f"prior_{name}": getattr(back, name) for name in PriorTensors._fields}
+    if wanted["beta_a"]:
+        made["beta_a"] = dlogit.sum((0, 2))
+    if wanted["beta_u"]:
+        made["beta_u"] = -(dlogit * history.rj[-1] if call.paper else dlogit).sum((0, 2))
+    return made
+
+
+vb_route.differentiate(keep, differentiate)
+
+
+def vb_routing_fused(routing: VBRouting, votes: Votes, posterior: bool) -> tuple[Tensor, Tensor, Posterior | None]:
+    """Route as ``vb_routing`` does with the votes that ``votes`` makes.
+
+    Args:
+        routing: the module, for its prior, offsets and options.
+        votes: what makes the votes.
+        posterior: whether to return one; without, some copies are saved.
+
+    Returns:
+        The logit ``n l j``, the means as ``n l j p r``, and the posterior. Its responsibilities have no gradient:
+        asking for one raises an error.
     """
-    check_fusable(a, pose, W, prior)
-    p = prior()
-    logit, m, alpha, kappa, psi, nu, r, *_ = vb_route(
-        *op_inputs(a, pose, W, place, fields),
-        p.alpha0.contiguous(),
-        p.m0.contiguous(),
-        p.kappa0.contiguous(),
-        p.inv_Psi0.contiguous(),
-        p.nu0.contiguous(),
-        beta_a,
-        beta_u,
-        fields.types,
-        iters,
-        prior.precision == "wishart",
-        activation == "paper",
-        through == "last",
+    p = routing.prior()
+    prior = PriorTensors(*(x.contiguous() for x in (p.alpha0, p.m0, p.kappa0, p.inv_Psi0, p.nu0)))
+    wishart, paper = routing.prior.precision == "wishart", routing.activation == "paper"
+    state = vb_route(
+        VBCall(votes, prior, routing.beta_a, routing.beta_u, routing.iters, wishart, paper, routing.through == "last")
     )
-    means = poses_first(m)
+    run = backend_named(votes.backend)
+    logit, means = images_first(state.logit), poses_first(run, state.m)
     if not posterior:
-        return images_first(logit), means, None
-    r = responsibilities(r, fields, W.shape[1], len(a))
-    r = r.detach() if through == "last" else r
-    return (
-        images_first(logit),
-        means,
-        Posterior(
-            images_first(alpha),
-            means.flatten(3),
-            images_first(kappa),
-            poses_first(psi).flatten(3),
-            images_first(nu),
-            r,
-        ),
-    )
+        return logit, means, None
+    r = responsibilities(run, state.r, votes)
+    r = r.detach() if routing.through == "last" else r
+    alpha, kappa, nu = (images_first(x) for x in (state.alpha, state.kappa, state.nu))
+    return logit, means, Posterior(alpha, means.flatten(3), kappa, poses_first(run, state.psi).flatten(3), nu, r)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vbcaps.routing.fields import Fields, check_iters, check_routing_inputs, softmax_over_parents
+from vbcaps.routing.fields import check_iters, check_routing_inputs, softmax_over_parents
 
 
 class Agreement(NamedTuple):
@@ -57,18 +57,6 @@ class DynamicRouting(nn.Module):
 
     def forward(self, a: Tensor, V: Tensor, child: Tensor, children: int | None = None) -> tuple[Tensor, Agreement]:
         return dynamic_routing(a, V, child, children=children, iters=self.iters)
-
-    @property
-    def fusable(self) -> bool:
-        return True
-
-    def fused(
-        self, a: Tensor, pose: Tensor, W: Tensor, fields: Fields, place: Tensor | None, posterior: bool = True
-    ) -> tuple[Tensor, Tensor, Agreement | None]:
-        """The same for the votes that poses and weights make, without making them (``routing.route``)."""
-        from vbcaps.kernels.dynamic import dynamic_routing_fused
-
-        return dynamic_routing_fused(a, pose, W, fields, place=place, iters=self.iters, posterior=posterior)
 
     def extra_repr(self) -> str:
         return f"iters={self.iters}"

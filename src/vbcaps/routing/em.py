@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vbcaps.distributions import LN2PI
-from vbcaps.routing.fields import Fields, check_iters, check_routing_inputs, softmax_over_parents
+from vbcaps.routing.fields import check_iters, check_routing_inputs, softmax_over_parents
 
 LEAST_VAR = 1e-12  # its gradients are finite in float32
 
@@ -106,31 +106,6 @@ class EMRouting(nn.Module):
             temperature=self.temperature,
             growth=self.growth,
             min_var=self.min_var,
-        )
-
-    @property
-    def fusable(self) -> bool:
-        return True
-
-    def fused(
-        self, a: Tensor, pose: Tensor, W: Tensor, fields: Fields, place: Tensor | None, posterior: bool = True
-    ) -> tuple[Tensor, Tensor, Mixture | None]:
-        """The same for the votes that poses and weights make, without making them (``routing.route``)."""
-        from vbcaps.kernels.em import em_routing_fused
-
-        return em_routing_fused(
-            a,
-            pose,
-            W,
-            fields,
-            place=place,
-            iters=self.iters,
-            beta_a=self.beta_a,
-            beta_u=self.beta_u,
-            temperature=self.temperature,
-            growth=self.growth,
-            min_var=self.min_var,
-            posterior=posterior,
         )
 
     def extra_repr(self) -> str:

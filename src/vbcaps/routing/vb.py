@@ -26,7 +26,7 @@ from vbcaps.distributions import (
     sample_gaussian_wishart,
 )
 from vbcaps.prior import Prior, PriorValues
-from vbcaps.routing.fields import Fields, check_iters, check_routing_inputs, softmax_over_parents
+from vbcaps.routing.fields import check_iters, check_routing_inputs, softmax_over_parents
 
 ACTIVATIONS = ("released", "paper")
 THROUGH = ("all", "last")
@@ -266,31 +266,6 @@ class VBRouting(nn.Module):
             through=self.through,
             beta_a=self.beta_a,
             beta_u=self.beta_u,
-        )
-
-    @property
-    def fusable(self) -> bool:
-        return self.prior.precision != "full"
-
-    def fused(
-        self, a: Tensor, pose: Tensor, W: Tensor, fields: Fields, place: Tensor | None, posterior: bool = True
-    ) -> tuple[Tensor, Tensor, Posterior | None]:
-        """The same for the votes that poses and weights make, without making them (``routing.route``)."""
-        from vbcaps.kernels.vb import vb_routing_fused
-
-        return vb_routing_fused(
-            a,
-            pose,
-            W,
-            fields,
-            self.prior,
-            place=place,
-            iters=self.iters,
-            activation=self.activation,
-            through=self.through,
-            beta_a=self.beta_a,
-            beta_u=self.beta_u,
-            posterior=posterior,
         )
 
     def extra_repr(self) -> str:

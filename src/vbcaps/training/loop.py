@@ -12,7 +12,7 @@ from types import FrameType
 import torch
 
 from vbcaps.data import Split, hold_out, load, viewpoints
-from vbcaps.kernels.passes import why_no_library
+from vbcaps.kernels.cpu.launch import why_no_library
 from vbcaps.training.checkpoint import RunError, fingerprint, seed_folders
 from vbcaps.training.distributed import Group, join, leave, started_by_torchrun
 from vbcaps.training.evaluate import Evaluation, Scorer, evaluate, predict_scores, summary

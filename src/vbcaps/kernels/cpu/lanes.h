@@ -207,7 +207,7 @@ inline thread_local Scratch scratch;
 
 // What makes the votes; launch_cpu.py has the same structure.
 struct Votes {
-  const float *a, *pose, *W, *place;  // c n; c p n r; g j p r; i 2 or null
+  const float *a, *pose, *W, *coordinates;  // c n; c p n r; g j p r; i 2 or null
   const Long* child;                  // l i
   const int32_t *parents, *seen;      // c s; c
   Long C, N, L, I, J, G, S, types, threads;

@@ -4,20 +4,35 @@ The first call compiles them, in a few seconds, into the user's cache folder; la
 """
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from vbcaps.kernels.backend import (
+    EMResultGrads,
+    MomentGrads,
+    Moments,
+    PriorTensors,
+    RunningStatistics,
+    ScoreSums,
+    VBResult,
+    VBResultGrads,
+    Votes,
+)
+from vbcaps.kernels.cpu import build
 from vbcaps.kernels.cpu.build import library
-from vbcaps.kernels.passes import Votes
+from vbcaps.kernels.norm import plain_batch_norm
+from vbcaps.kernels.triton import triton_interprets
+from vbcaps.routing.fields import Fields
 
 
 class _Votes(ctypes.Structure):
     """`Votes` of passes.cpp."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("a", "pose", "W", "place", "child", "parents", "seen")),
+        *((name, ctypes.c_void_p) for name in ("a", "pose", "W", "coordinates", "child", "parents", "seen")),
         *((name, ctypes.c_int64) for name in ("C", "N", "L", "I", "J", "G", "S", "types", "threads")),
     ]  # fmt: skip
 
@@ -31,140 +46,155 @@ class _VBPrior(ctypes.Structure):
     ]  # fmt: skip
 
 
-def parts(a: Tensor, L: int, I: int, J: int, types: int) -> int:
-    """Into how many parts sums over slots are dealt."""
-    return 1
+class Cpu:
+    """The C++ kernels, see ``Backend``. The rows of a pose lie together for several images: poses are ``p n r``."""
+
+    name = "cpu"
+    dtypes: tuple[torch.dtype, ...] = (torch.float32,)
+
+    def refusal(self, a: Tensor, W: Tensor, fields: Fields, iters: int) -> str | None:
+        if a.device.type != "cpu":
+            return f"needs tensors on the CPU, got {a.device}"
+        if triton_interprets():
+            return "is switched off by TRITON_INTERPRET=1, which gives every tensor on the CPU to Triton"
+        if why := why_no_library():
+            return f"could not be built: {why}"
+        return None
+
+    # --- around the routing -----------------------------------------------------------------------------------------
+
+    def lay_capsules(self, x: Tensor) -> Tensor:
+        if x.ndim == 4:
+            return x.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2)
+        return x.permute(1, 2, 3, 4, 0, 5).contiguous().permute(4, 0, 1, 2, 3, 5)
+
+    def by_type(self, norm: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        return norm(x.flatten(0, 1).flatten(2)).reshape(x.shape)
+
+    def batch_norm(self, x: Tensor, running: RunningStatistics, momentum: float, eps: float) -> Tensor:
+        return plain_batch_norm(x, running, momentum, eps)
+
+    # --- memory -----------------------------------------------------------------------------------------------------
+
+    def lay_poses(self, pose: Tensor) -> Tensor:
+        return pose.permute(1, 2, 0, 3).contiguous()
+
+    def new_poses(self, like: Tensor, *shape: int) -> Tensor:
+        *others, N = shape
+        return like.new_empty(*others, 4, N, 4)
+
+    def as_poses(self, x: Tensor) -> Tensor:
+        return x.transpose(-2, -3)
+
+    def new_slots(self, v: Votes, T: int) -> Tensor:
+        _, N, L, I, J = v.sizes
+        return v.a.new_empty(T, L, I, J, N)
+
+    def as_slots(self, x: Tensor, v: Votes) -> Tensor:
+        return x.permute(3, 0, 1, 2)
+
+    def new_terms(self, v: Votes, iters: int) -> Tensor:
+        """Lanes that are off must not be NaN."""
+        _, N, L, _, J = v.sizes
+        lanes = library().lanes()
+        of_types = lanes > 1 and N == 1 and J > 1
+        cells = L * (-(-J // lanes) if of_types else J * -(-N // lanes))
+        new = v.a.new_zeros if of_types and J % lanes else v.a.new_empty
+        return new(cells, 4 * iters - 1, 16 * lanes)
+
+    def shares(self, v: Votes) -> int:
+        return 1
+
+    # --- passes over votes ------------------------------------------------------------------------------------------
+
+    def moments(self, v: Votes, r: Tensor | None, k0: Tensor, m0: Tensor, rj: Tensor, m: Tensor, S: Tensor) -> None:
+        k0, m0 = _given(k0), _given(m0)
+        _call("moments", v, r, k0, k0.ndim, m0, 16 * (m0.ndim - 1), rj, m, S)
+
+    def scores(self, v: Votes, m: Tensor, lam: Tensor, K: Tensor, r: Tensor) -> None:
+        _call("scores", v, m, lam, K, r)
+
+    def agreements(self, v: Votes, w: Tensor, r: Tensor) -> None:
+        """The sum over d is how a responsibility answers to a gradient w of sum R V."""
+        nothing = torch.zeros_like(w)
+        _call("agreements", v, nothing, w, nothing, nothing, r)
+
+    def grad_responsibilities(
+        self, v: Votes, m: Tensor, g: MomentGrads, r: Tensor | None, dR: Tensor, s: Tensor, da: Tensor, add: bool
+    ) -> None:
+        _call("grad_responsibilities", v, m, *g, r, dR, s, da, add)
+
+    def grad_scores(self, v: Votes, m: Tensor, r: Tensor, s: Tensor, dR: Tensor, U: ScoreSums) -> None:
+        _call("grad_scores", v, m, r, s, dR, *U)
+
+    def put_term(self, terms: Tensor, k: int, x: Tensor, iters: int) -> None:
+        L, J, _, N, _ = x.shape
+        _call("put_term", terms, iters, k, x, L, J, N)
+
+    def grad_votes(self, v: Votes, terms: Tensor, r: Tensor, dz: Tensor, iters: int) -> tuple[Tensor, Tensor]:
+        dpose, dW = v.pose.new_empty(v.pose.shape), v.W.new_empty(v.W.shape)
+        _call("grad_votes", v, terms, r, dz, iters, dpose, dW)
+        return dpose, dW
+
+    # --- VB at a parent; there is one share, S itself ---------------------------------------------------------------
+
+    def vb_update(
+        self, moments: Moments, spread: Tensor, prior: PriorTensors, wishart: bool, lam: Tensor, K: Tensor
+    ) -> None:
+        sizes = (*moments.rj.shape, wishart, False, torch.get_num_threads())
+        _call("vb_parent", moments.rj, moments.S, prior, None, None, lam, K, *[None] * 7, *sizes)
+
+    def vb_logit(
+        self, moments: Moments, spread: Tensor, prior: PriorTensors, wishart: bool, paper: bool, beta_a: Tensor,
+        beta_u: Tensor, result: VBResult,
+    ) -> None:  # fmt: skip
+        sizes = (*moments.rj.shape, wishart, paper, torch.get_num_threads())
+        _call("vb_parent", moments.rj, moments.S, prior, _given(beta_a), _given(beta_u), None, None, *result, *sizes)
+
+    def vb_grad(
+        self, moments: Moments, last_m: Tensor, prior: PriorTensors, wishart: bool, paper: bool, beta_u: Tensor,
+        result: VBResultGrads | None, U: ScoreSums, g: MomentGrads, terms: Tensor, t: int, iters: int,
+        gamma: Tensor | None,
+    ) -> None:  # fmt: skip
+        rj, m, S = moments
+        sizes = (*rj.shape, wishart, paper, torch.get_num_threads())
+        gammas = [None] * 3 if gamma is None else gamma
+        last = result or [None] * 8
+        _call(
+            "vb_grad_parent", rj, S, m, last_m, prior, _given(beta_u), *last, *U, *g, terms, iters, t, *gammas, *sizes
+        )
+
+    # --- EM at a parent ---------------------------------------------------------------------------------------------
+
+    def em_update(
+        self, moments: Moments, spread: Tensor, beta_a: Tensor, beta_u: Tensor, inverse_temperature: float,
+        min_var: float, lam: Tensor, K: Tensor,
+    ) -> None:  # fmt: skip
+        sizes = (float(inverse_temperature), float(min_var), *moments.rj.shape, torch.get_num_threads())
+        _call("em_parent", moments.rj, moments.S, _given(beta_a), _given(beta_u), lam, K, None, None, *sizes)
+
+    def em_logit(
+        self, moments: Moments, spread: Tensor, beta_a: Tensor, beta_u: Tensor, inverse_temperature: float,
+        min_var: float, logit: Tensor, var: Tensor,
+    ) -> None:  # fmt: skip
+        sizes = (float(inverse_temperature), float(min_var), *moments.rj.shape, torch.get_num_threads())
+        _call("em_parent", moments.rj, moments.S, _given(beta_a), _given(beta_u), None, None, logit, var, *sizes)
+
+    def em_grad(
+        self, moments: Moments, last_m: Tensor, beta_a: Tensor, beta_u: Tensor, inverse_temperature: float,
+        min_var: float, result: EMResultGrads | None, U: ScoreSums, g: MomentGrads, terms: Tensor, t: int, iters: int,
+        glogit: Tensor,
+    ) -> None:  # fmt: skip
+        rj, m, S = moments
+        sizes = (float(inverse_temperature), float(min_var), *rj.shape, torch.get_num_threads())
+        betas, last = (_given(beta_a), _given(beta_u)), result or [None] * 3
+        _call("em_grad_parent", rj, S, m, last_m, *betas, *last, *U, *g, terms, iters, t, glogit, *sizes)
 
 
-def moments(v: Votes, r: Tensor | None, k0: Tensor, m0: Tensor, rj: Tensor, m: Tensor, spread: Tensor) -> None:
-    k0, m0 = _given(k0), _given(m0)
-    _call("moments", v, r, k0, k0.ndim, m0, 16 * (m0.ndim - 1), rj, m, spread)
-
-
-def scores(v: Votes, m: Tensor, lam: Tensor, K: Tensor, r: Tensor) -> None:
-    _call("scores", v, m, lam, K, r)
-
-
-def agreements(v: Votes, w: Tensor, r: Tensor) -> None:
-    """The softmax of z_ij = sum_d w_jd V_ijd: that sum is how a responsibility answers to a gradient w of sum R V."""
-    nothing = torch.zeros_like(w)
-    _call("agreements", v, nothing, w, nothing, nothing, r)
-
-
-def grad_responsibilities(
-    v: Votes,
-    m: Tensor,
-    gb: Tensor,
-    gS: Tensor,
-    gr: Tensor,
-    r: Tensor | None,
-    dR: Tensor,
-    s: Tensor,
-    da: Tensor,
-    add: bool,
-) -> None:
-    _call("grad_responsibilities", v, m, gb, gS, gr, r, dR, s, da, add)
-
-
-def grad_scores(v: Votes, m: Tensor, r: Tensor, s: Tensor, dR: Tensor, U0: Tensor, U1: Tensor, U2: Tensor) -> None:
-    _call("grad_scores", v, m, r, s, dR, U0, U1, U2)
-
-
-def new_terms(v: Votes, iters: int) -> Tensor:
-    """Room for what each parent adds to dV, as `grad_votes` reads it: lanes that are off must not be NaN."""
-    _, N, L, _, J = v.sizes
-    lanes = library().lanes()
-    of_types = lanes > 1 and N == 1 and J > 1
-    cells = L * (-(-J // lanes) if of_types else J * -(-N // lanes))
-    new = v.a.new_zeros if of_types and J % lanes else v.a.new_empty
-    return new(cells, 4 * iters - 1, 16 * lanes)
-
-
-def terms(coef: Tensor, t: int, iters: int) -> tuple[tuple[Tensor, int, int], None]:
-    """What `vb_grad_parent` and `em_grad_parent` need to know to write the terms of iteration t."""
-    return (coef, iters, t), None
-
-
-def put_term(coef: Tensor, k: int, x: Tensor, iters: int) -> None:
-    """Write the poses ``x: l j p n r`` as term k."""
-    L, J, _, N, _ = x.shape
-    _call("put_term", coef, iters, k, x, L, J, N)
-
-
-def grad_votes(v: Votes, coef: Tensor, r: Tensor, dz: Tensor, iters: int) -> tuple[Tensor, Tensor]:
-    dpose, dW = v.pose.new_empty(v.pose.shape), v.W.new_empty(v.W.shape)
-    _call("grad_votes", v, coef, r, dz, iters, dpose, dW)
-    return dpose, dW
-
-
-# --- VB at a parent -----------------------------------------------------------------------------------------------
-
-VBPrior = tuple[Tensor, Tensor, Tensor, Tensor]  # alpha0, kappa0, nu0, inv_psi0
-
-
-def vb_parent(
-    rj: Tensor, spread: Tensor, prior: VBPrior, S: Tensor, lam: Tensor, K: Tensor, wishart: bool
-) -> None:  # fmt: skip
-    """`spread` is one part: S itself."""
-    threads = torch.get_num_threads()
-    _call("vb_parent", rj, S, prior, None, None, lam, K, *[None] * 7, *rj.shape, wishart, False, threads)
-
-
-def vb_logit(
-    rj: Tensor, spread: Tensor, prior: VBPrior, beta_a: Tensor, beta_u: Tensor, S: Tensor, logit: Tensor, alpha: Tensor,
-    kappa: Tensor, psi: Tensor, nu: Tensor, E_ln_pi: Tensor, E_lndet: Tensor, wishart: bool, paper: bool,
-) -> None:  # fmt: skip
-    _call(
-        "vb_parent", rj, S, prior, _given(beta_a), _given(beta_u), None, None, logit, alpha, kappa, psi, nu, E_ln_pi,
-        E_lndet, *rj.shape, wishart, paper, torch.get_num_threads(),
-    )  # fmt: skip
-
-
-def vb_grad_parent(
-    rj: Tensor, S: Tensor, m: Tensor, last_m: Tensor, prior: VBPrior, beta_u: Tensor, last: tuple | None, U: tuple,
-    gb: Tensor, gS: Tensor, gr: Tensor, coef: tuple[Tensor, int, int], _: None, gamma: Tensor | None,
-    wishart: bool, paper: bool,
-) -> None:  # fmt: skip
-    """`last`: gradients of logit, m, alpha, kappa, psi, nu (None where there is none), and E[ln pi], E[ln det]."""
-    _call(
-        "vb_grad_parent", rj, S, m, last_m, prior, _given(beta_u), *(last or [None] * 8), *U, gb, gS, gr, *coef,
-        *([None] * 3 if gamma is None else gamma), *rj.shape, wishart, paper, torch.get_num_threads(),
-    )  # fmt: skip
-
-
-# --- EM at a parent -----------------------------------------------------------------------------------------------
-
-
-def em_parent(
-    rj: Tensor, spread: Tensor, beta_a: Tensor, beta_u: Tensor, S: Tensor, lam: Tensor, K: Tensor,
-    inverse_temperature: float, min_var: float,
-) -> None:  # fmt: skip
-    _call(
-        "em_parent", rj, S, _given(beta_a), _given(beta_u), lam, K, None, None, float(inverse_temperature),
-        float(min_var), *rj.shape, torch.get_num_threads(),
-    )  # fmt: skip
-
-
-def em_logit(
-    rj: Tensor, spread: Tensor, beta_a: Tensor, beta_u: Tensor, S: Tensor, logit: Tensor, var: Tensor,
-    inverse_temperature: float, min_var: float,
-) -> None:  # fmt: skip
-    _call(
-        "em_parent", rj, S, _given(beta_a), _given(beta_u), None, None, logit, var, float(inverse_temperature),
-        float(min_var), *rj.shape, torch.get_num_threads(),
-    )  # fmt: skip
-
-
-def em_grad_parent(
-    rj: Tensor, S: Tensor, m: Tensor, last_m: Tensor, beta_a: Tensor, beta_u: Tensor, last: tuple | None, U: tuple,
-    gb: Tensor, gS: Tensor, gr: Tensor, coef: tuple[Tensor, int, int], _: None, glogit: Tensor,
-    inverse_temperature: float, min_var: float,
-) -> None:  # fmt: skip
-    """`last`: gradients of logit, m, var (None where there is none)."""
-    _call(
-        "em_grad_parent", rj, S, m, last_m, _given(beta_a), _given(beta_u), *(last or [None] * 3), *U, gb, gS, gr,
-        *coef, glogit, float(inverse_temperature), float(min_var), *rj.shape, torch.get_num_threads(),
-    )  # fmt: skip
+@torch.compiler.assume_constant_result
+def why_no_library() -> str | None:
+    """Return why there are no kernels for CPUs on this machine, or None where there are."""
+    return build.why_no_library()
 
 
 # --- from Python to C ---------------------------------------------------------------------------------------------
@@ -176,7 +206,7 @@ def _given(x: Tensor) -> Tensor:
 
 
 def _call(name: str, *arguments: Any) -> None:
-    """Tensors go as pointers, numbers as int64_t or double, Votes and priors as structures."""
+    """Call a C function: tensors go as pointers, numbers as int64_t or double, Votes and priors as structures."""
     kept: list[Any] = []  # what C reads stays alive until it returns
     getattr(library(), name)(*(_as_c(argument, kept) for argument in arguments))
 
@@ -208,8 +238,8 @@ def _votes(v: Votes, kept: list[Any]) -> _Votes:
     return _Votes(*pointers, *v.sizes, len(v.W), v.parents.shape[1], v.types, torch.get_num_threads())
 
 
-def _prior(prior: VBPrior, kept: list[Any]) -> _VBPrior:
-    tensors = [_given(x) for x in prior]
+def _prior(prior: PriorTensors, kept: list[Any]) -> _VBPrior:
+    tensors = [_given(x) for x in (prior.alpha0, prior.kappa0, prior.nu0, prior.inv_psi0)]
     kept.extend(tensors)
     steps = (*(x.ndim for x in tensors[:3]), 16 * (tensors[3].ndim - 1))  # 0 where all types share it
     return _VBPrior(*map(_pointer, tensors), *steps)

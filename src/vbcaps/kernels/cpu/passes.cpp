@@ -1,7 +1,7 @@
-// The passes over votes for CPUs: the twins of passes_triton.py, which says what each computes and how memory lies.
+// The passes over votes for CPUs: the twins of triton/passes.py, which says what each computes and how memory lies.
 // No vote leaves the caches.
 //
-// A task is a field, 16 images or so, and some units; it gathers the poses of the field's children and writes to places of
+// A task is a field, 16 images or so, and some units; it gathers the poses of the field's children and writes to memory of
 // its own. Sums over tasks are added in an order that the number of threads does not change: the same bits every time.
 
 #include "lanes.h"
@@ -57,7 +57,7 @@ INLINE vec weight_row(const float* W, int q) {
 }
 
 // The votes of a child for U units, row by row: use(k, p, V, M) with row p of unit k's vote and the entries of row p of
-// the pose. The child's place (or zero) is added to the last column of rows 0 and 1.
+// the pose. The child's coordinates (or zeros) are added to the last column of rows 0 and 1.
 template <bool TYPES, int U, class Use>
 INLINE void votes(const float* P, const float* W, Long unit, vec y, vec x, Use use) {
   vec w[U][4];
@@ -80,15 +80,15 @@ INLINE void votes(const float* P, const float* W, Long unit, vec y, vec x, Use u
   }
 }
 
-// A slot's place in the last column, or zeros.
-struct Places {
-  const float* place;
+// A slot's coordinates in the last column, or zeros.
+struct Coordinates {
+  const float* coordinates;
   vec column = {};
-  explicit Places(const float* place) : place(place) {
+  explicit Coordinates(const float* coordinates) : coordinates(coordinates) {
     for (int k = 0; k < K; k++) column[4 * k + 3] = 1.0f;
   }
-  INLINE vec y(Long i) const { return place ? column * fill(place[2 * i]) : vec{}; }
-  INLINE vec x(Long i) const { return place ? column * fill(place[2 * i + 1]) : vec{}; }
+  INLINE vec y(Long i) const { return coordinates ? column * fill(coordinates[2 * i]) : vec{}; }
+  INLINE vec x(Long i) const { return coordinates ? column * fill(coordinates[2 * i + 1]) : vec{}; }
 };
 
 // --- tasks -----------------------------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ struct Moments {
   template <int U>
   void run(const Task& t, Long u, Long b) const {
     const Long I = v.I, G = v.G, first_slot = t.l * I;
-    const Places places(v.place);
+    const Coordinates at(v.coordinates);
     const float *P = t.P_of(b, I), *a = t.a_of(b, I), *const W = weights.W + u * weights.unit;
     float* const kept = t.room;  // R and the votes
     const bool given = r;
@@ -237,7 +237,7 @@ struct Moments {
         total[k] += R[k];
         store(kept_i + (5 * k + 4) * WIDTH, R[k]);
       }
-      votes<TYPES, U>(P + i * 4 * WIDTH, W + g * weights.slot, weights.unit, places.y(i), places.x(i),
+      votes<TYPES, U>(P + i * 4 * WIDTH, W + g * weights.slot, weights.unit, at.y(i), at.x(i),
                       [&](int k, int p, vec V, const vec*) INLINE_LAMBDA {
                         sum[k][p] += R[k] * V;
                         store(kept_i + (5 * k + p) * WIDTH, V);
@@ -290,7 +290,7 @@ struct OfVotes {
   template <int U>
   void run(const Task& t, Long u, Long b) const {
     const Long I = v.I, G = v.G, first_slot = t.l * I;
-    const Places places(v.place);
+    const Coordinates at(v.coordinates);
     const float *P = t.P_of(b, I), *const W = weights.W + u * weights.unit;
     const Window<U> result(out, s, first_slot, I, u, b, t.room, false);
     vec mean[U][4], A_j[U][4] = {}, B_j[U][4], base[U];
@@ -305,7 +305,7 @@ struct OfVotes {
     for (Long i = 0, g = 0; i < I; i++, g = g + 1 == G ? 0 : g + 1) {
       vec total[U] = {};
       result.template ahead<1>(i);
-      votes<TYPES, U>(P + i * 4 * WIDTH, W + g * weights.slot, weights.unit, places.y(i), places.x(i),
+      votes<TYPES, U>(P + i * 4 * WIDTH, W + g * weights.slot, weights.unit, at.y(i), at.x(i),
                       [&](int k, int p, vec V, const vec*) INLINE_LAMBDA {
                         const vec x = V - mean[k][p];
                         total[k] += x * (SCORES ? B_j[k][p] * x : A_j[k][p] + B_j[k][p] * x);
@@ -415,7 +415,7 @@ struct GradScores {
   template <int U>
   void run(const Task& t, Long u, Long b) const {
     const Long I = v.I, G = v.G, first_slot = t.l * I;
-    const Places places(v.place);
+    const Coordinates at(v.coordinates);
     const float *P = t.P_of(b, I), *a = t.a_of(b, I), *const W = weights.W + u * weights.unit;
     const Window<U> r_ij(r, s, first_slot, I, u, b, t.room, true);
     const Window<U> dR_ij(dR, s, first_slot, I, u, b, t.room + I * UNITS * K, true);
@@ -437,7 +437,7 @@ struct GradScores {
         store_firsts(dR_ij.at(i, k), dz[k]);
         total[k] += dz[k];
       }
-      votes<TYPES, U>(P + i * 4 * WIDTH, W + g * weights.slot, weights.unit, places.y(i), places.x(i),
+      votes<TYPES, U>(P + i * 4 * WIDTH, W + g * weights.slot, weights.unit, at.y(i), at.x(i),
                       [&](int k, int p, vec V, const vec*) INLINE_LAMBDA {
                         const vec x = V - mean[k][p], y = dz[k] * x;
                         first[k][p] += y;
@@ -478,7 +478,7 @@ struct GradVotes {
   template <bool TYPES, int n>
   INLINE void run(const Slot* slots, Long u, const float* terms, const float* r, const float* dz, Long per_iteration,
                   Long per_slot, const float* P, const float* a, float* dP, float* dW) const {
-    const Places places(v.place);
+    const Coordinates at(v.coordinates);
     vec E[n][4], C[n][4];
     const auto first = [&](int c, vec share) INLINE_LAMBDA {
 #pragma GCC unroll 4
@@ -526,8 +526,8 @@ struct GradVotes {
         sum[q] = load(dW_c + q * WIDTH);
         w[q] = weight_row<TYPES>(W_T, q);
       }
-      votes<TYPES, 1>(P + c * 4 * WIDTH, weights.W + slot.g * weights.slot + u * weights.unit, 0, places.y(slot.i),
-                      places.x(slot.i), [&](int, int p, vec V, const vec* M) INLINE_LAMBDA {
+      votes<TYPES, 1>(P + c * 4 * WIDTH, weights.W + slot.g * weights.slot + u * weights.unit, 0, at.y(slot.i),
+                      at.x(slot.i), [&](int, int p, vec V, const vec* M) INLINE_LAMBDA {
                         const vec d = E[c][p] + C[c][p] * (V - load(mean + p * WIDTH));
                         sum[0] += M[0] * d;
                         sum[1] += M[1] * d;

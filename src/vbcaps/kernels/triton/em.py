@@ -1,4 +1,4 @@
-"""What EM routing does at a parent, between the passes over votes (passes_triton.py): forward and backward kernels.
+"""What EM routing does at a parent, between the passes over votes (passes.py): forward and backward kernels.
 
 The passes run without a prior, k0 = 0: then S_j / r_j is the variance of the votes about their mean m_j.
 """

@@ -1,6 +1,6 @@
-"""The backward passes over votes, as Triton kernels; those forward are in passes_triton.py, axes and memory too.
+"""The backward passes over votes, as Triton kernels; those forward are in passes.py, axes and memory too.
 
-Responsibilities and scores go back iteration by iteration (README.md beside this file). Poses and weights come last:
+Responsibilities and scores go back iteration by iteration (routing/README.md). Poses and weights come last:
 dM_i = sum_lj dV_ij W_ij^T and dW_ij = sum_nl M_i^T dV_ij. The gradient of a vote is made where it is used, from what
 its parent adds to it:
 
@@ -54,10 +54,10 @@ from vbcaps.kernels.triton.passes import (
 
 @triton.jit
 def grad_R_kernel(
-    pose_ptr, W_ptr, place_ptr, child_ptr, m_ptr, gb_ptr, gS_ptr, gr_ptr,
+    pose_ptr, W_ptr, coords_ptr, child_ptr, m_ptr, gb_ptr, gS_ptr, gr_ptr,
     dR_ptr,
     N, I, U, CHUNK,
-    J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, PLACE: tl.constexpr, WARPS: tl.constexpr,
+    J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, COORDS: tl.constexpr, WARPS: tl.constexpr,
     MMA: tl.constexpr,
 ):  # fmt: skip
     """dR_ij = gr_j + sum_d x_d (gb_jd + gS_jd x_d), x = V_ij - m_j: how the moments answer to a responsibility."""
@@ -70,7 +70,7 @@ def grad_R_kernel(
     for u in range(start, end):
         dR = ()
         for k in tl.static_range(4):
-            X = add_vote(minus_m, made, k, place_ptr, u, TYPES, PLACE, MMA)
+            X = add_vote(minus_m, made, k, coords_ptr, u, TYPES, COORDS, MMA)
             s = gr
             for d in tl.static_range(16):
                 s += X[d] * (gb[d] + gS[d] * X[d])
@@ -121,10 +121,10 @@ def load_gains(a_ptr, s_ptr, r_ptr, dR_ptr, c, u, own, n, N, J: tl.constexpr, TY
 
 @triton.jit
 def grad_z_kernel(
-    a_ptr, pose_ptr, W_ptr, place_ptr, child_ptr, m_ptr, r_ptr, s_ptr, dR_ptr,
+    a_ptr, pose_ptr, W_ptr, coords_ptr, child_ptr, m_ptr, r_ptr, s_ptr, dR_ptr,
     U0_ptr, U1_ptr, U2_ptr,
     N, I, U, CHUNK,
-    J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, PLACE: tl.constexpr, WARPS: tl.constexpr,
+    J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, COORDS: tl.constexpr, WARPS: tl.constexpr,
     MMA: tl.constexpr,
 ):  # fmt: skip
     """dz_ij = r_ij a_i (dR_ij - s_i), written over dR_ij, and part of U_k = sum_i dz_ij x^k, x = V_ij - m_j."""
@@ -143,7 +143,7 @@ def grad_z_kernel(
             dz += (share(loaded, k, u, J, TYPES, False) * (loaded[8 + k] - loaded[12 + k]),)
         store_four(dR_ptr + u * ((J + 3) // 4) * 16 * N + own, dz, here)
         for k in tl.static_range(4):
-            X = add_vote(minus_m, made, k, place_ptr, u, TYPES, PLACE, MMA)
+            X = add_vote(minus_m, made, k, coords_ptr, u, TYPES, COORDS, MMA)
             U0 += dz[k]
             dzX = scale(dz[k], X)
             U1 = add(U1, dzX)
@@ -203,7 +203,7 @@ def grad_vote(X, s, terms, T: tl.constexpr, MMA: tl.constexpr):
 
 
 @triton.jit
-def at_place(X, y, x, y_at: tl.constexpr, x_at: tl.constexpr, MMA: tl.constexpr):
+def at_coords(X, y, x, y_at: tl.constexpr, x_at: tl.constexpr, MMA: tl.constexpr):
     """X with y and x added to two of its entries."""
     if MMA:
         out = ()
@@ -218,10 +218,10 @@ def at_place(X, y, x, y_at: tl.constexpr, x_at: tl.constexpr, MMA: tl.constexpr)
 
 @triton.jit
 def grad_pose_kernel(
-    a_ptr, pose_ptr, W_ptr, place_ptr, parents_ptr, seen_ptr, coef_ptr, r_ptr, dz_ptr,
+    a_ptr, pose_ptr, W_ptr, coords_ptr, parents_ptr, seen_ptr, coef_ptr, r_ptr, dz_ptr,
     dpose_ptr,
     N, I, S, slots,
-    J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, PLACE: tl.constexpr, T: tl.constexpr,
+    J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, COORDS: tl.constexpr, T: tl.constexpr,
     WARPS: tl.constexpr, MMA: tl.constexpr,
 ):  # fmt: skip
     """Rows 2 half, 2 half + 1 of dM for four children of one position; a warp has 8 images and 4 types of parents."""
@@ -266,10 +266,10 @@ def grad_pose_kernel(
                     X, Y = load_block(pose, 1, 2, 4, 4), load_block(weight + j * 16, 4, 4, 4, 1)
                     Z = tl.permute(Y, (0, 2, 1))
                 X = half_product(terms[16 * (2 * T - 1) :] if MMA else terms[4 * T - 2], X, Y, MMA)
-                if PLACE:
-                    y = tl.where(half == 0, tl.load(place_ptr + 2 * (i + step)), 0.0)
-                    x = tl.where(half == 0, tl.load(place_ptr + 2 * (i + step) + 1), 0.0)
-                    X = at_place(X, y, x, 3, 7, MMA)
+                if COORDS:
+                    y = tl.where(half == 0, tl.load(coords_ptr + 2 * (i + step)), 0.0)
+                    x = tl.where(half == 0, tl.load(coords_ptr + 2 * (i + step) + 1), 0.0)
+                    X = at_coords(X, y, x, 3, 7, MMA)
                 a = tl.load(a_ptr + (c + step) * N + n)
                 dV = grad_vote(X, shares(loaded, a, k, j0 + lane % 4 < J, J, T), terms, T, MMA)
                 new += contract(acc[k * ACC : (k + 1) * ACC], dV, Z, MMA)
@@ -289,10 +289,10 @@ def store_two(ptr, a, b, mask):
 
 @triton.jit
 def grad_weight_kernel(
-    a_ptr, pose_ptr, W_ptr, place_ptr, child_ptr, coef_ptr, r_ptr, dz_ptr,
+    a_ptr, pose_ptr, W_ptr, coords_ptr, child_ptr, coef_ptr, r_ptr, dz_ptr,
     dW_ptr,
     N, L, I, G, ROUNDS, slots,
-    J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, PLACE: tl.constexpr, T: tl.constexpr,
+    J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, COORDS: tl.constexpr, T: tl.constexpr,
     WARPS: tl.constexpr, MMA: tl.constexpr,
 ):  # fmt: skip
     """Columns 2 half, 2 half + 1 of dW for four rows of weights; a warp has 8 types of parents and 4 images.
@@ -348,10 +348,10 @@ def grad_weight_kernel(
                 X, Y = load_block(weight, 1, 2, 4, 4), load_block(pose + 16 * n, 4, 4, 4, 1)
                 Z = tl.permute(Y, (0, 2, 1))
             X = half_product(terms[16 * (2 * T - 1) :] if MMA else terms[4 * T - 2], X, Y, MMA)
-            if PLACE:
-                y = tl.where(half == 1, tl.load(place_ptr + 2 * (i + step)), 0.0)
-                x = tl.where(half == 1, tl.load(place_ptr + 2 * (i + step) + 1), 0.0)
-                X = at_place(X, y, x, 4, 5, MMA)
+            if COORDS:
+                y = tl.where(half == 1, tl.load(coords_ptr + 2 * (i + step)), 0.0)
+                x = tl.where(half == 1, tl.load(coords_ptr + 2 * (i + step) + 1), 0.0)
+                X = at_coords(X, y, x, 4, 5, MMA)
             s = shares(loaded, tl.load(a_ptr + (c + step) * N + n), k, on, J, T)
             dV = grad_vote(X, s, terms, T, MMA)
             new += contract(acc[k * ACC : (k + 1) * ACC], dV, Z, MMA)

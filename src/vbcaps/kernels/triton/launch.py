@@ -1,14 +1,27 @@
-"""Launches of the Triton kernels: the passes over votes, and what VB and EM do at a parent (vb_triton, em_triton)."""
+"""The Triton backend: launches of the kernels, and how memory lies for them."""
 
 import functools
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from vbcaps.kernels.passes import Votes, triton_interprets
+from vbcaps.kernels.backend import (
+    EMResultGrads,
+    MomentGrads,
+    Moments,
+    PriorTensors,
+    RunningStatistics,
+    ScoreSums,
+    VBResult,
+    VBResultGrads,
+    Votes,
+)
+from vbcaps.kernels.norm import plain_batch_norm
+from vbcaps.kernels.triton import triton_interprets
 from vbcaps.kernels.triton.em import em_grad_parent_kernel, em_parent_kernel
 from vbcaps.kernels.triton.gradients import (
     grad_a_kernel,
@@ -17,8 +30,10 @@ from vbcaps.kernels.triton.gradients import (
     grad_weight_kernel,
     grad_z_kernel,
 )
+from vbcaps.kernels.triton.norm import batch_norm, keep_statistics
 from vbcaps.kernels.triton.passes import means_kernel, scores_kernel, softmax_kernel, spreads_kernel
 from vbcaps.kernels.triton.vb import grad_parent_kernel, parent_kernel
+from vbcaps.routing.fields import Fields
 
 LANES = 32  # of the kernels that have one lane per parent and image
 ROOM = 4  # programs of four warps that a multiprocessor holds at once, with up to 128 registers
@@ -45,101 +60,229 @@ def best_chunk(programs: int, U: int, most: int, cost: int, device: torch.device
     return min(sorted(chunks), key=lambda c: triton.cdiv(programs * triton.cdiv(U, c), room) * (c + cost))
 
 
-def parts(a: Tensor, L: int, I: int, J: int, types: int) -> int:
-    """Into how many parts the slots of a field are dealt, for sums over them."""
-    U, (programs, _) = fours(I, types), _programs(a.shape[1], L, J)
-    return triton.cdiv(U, best_chunk(programs, U, 8, 4, a.device))
+class Triton:
+    """The Triton kernels, see ``Backend``. The entries of a column of a pose lie together: poses are ``n r p``.
+
+    Slots lie in fours of child types and fours of parent types, ``l u g n k 4`` (passes.py).
+    """
+
+    name = "triton"
+    dtypes: tuple[torch.dtype, ...] = (torch.float32,)
+
+    def refusal(self, a: Tensor, W: Tensor, fields: Fields, iters: int) -> str | None:
+        if not (a.is_cuda or triton_interprets()):
+            return f"needs a CUDA device, got {a.device}"
+        most = self.most_images(W, fields, iters)
+        if len(a) > most:
+            return f"addresses at most {most} images in this layer, got {len(a)}: its offsets are 32 bits"
+        return None
+
+    def most_images(self, W: Tensor, fields: Fields, iters: int) -> int:
+        """Return the largest batch that the kernels can take: they count the numbers of a buffer in 32 bits.
+
+        They also deal fields, and images by eight, to axes of a grid, which CUDA lets have 65535 programs.
+        """
+        (L, I), C, J = fields.child.shape, len(fields.seen), W.shape[1]
+        if max(W.numel(), fields.parents.numel()) >= 2**31 or L >= 2**16:
+            return 0
+        slots = fours(I, fields.types) * 4
+        responsibilities = max(iters - 1, 1) * L * slots * -(-J // 4) * 4  # r, and dz: of all iterations one buffer
+        terms = L * -(-J // 4) * 4 * 16 * (4 * iters - 1)  # what parents add to dV, see new_terms
+        most = min((2**31 - 1) // max(responsibilities, terms, C * 16), 8 * ((2**16 - 1) // -(-J // 16)))
+        return max(0, most // 8 * 8)  # the terms have room for whole eights
+
+    # --- around the routing -----------------------------------------------------------------------------------------
+
+    def lay_capsules(self, x: Tensor) -> Tensor:
+        if x.ndim == 4:
+            return x.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2)
+        return x.permute(1, 2, 3, 0, 5, 4).contiguous().permute(3, 0, 1, 2, 5, 4)
+
+    def by_type(self, norm: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        order = (1, 2, 0, 4, 3) if x.ndim == 5 else (1, 2, 0, 3)  # l j n r p, or l j n 1
+        back = (2, 0, 1, 4, 3) if x.ndim == 5 else (2, 0, 1, 3)
+        x = x.permute(order)
+        return norm(x.flatten(2)).reshape(x.shape).permute(back)
+
+    def batch_norm(self, x: Tensor, running: RunningStatistics, momentum: float, eps: float) -> Tensor:
+        if x.ndim != 3 or x.dtype != torch.float32 or x.numel() >= 2**31:
+            return plain_batch_norm(x, running, momentum, eps)
+        y, _, mean, var = batch_norm(x.contiguous(), eps)
+        keep_statistics(mean.detach(), var.detach(), *running, momentum)
+        return y
+
+    # --- memory -----------------------------------------------------------------------------------------------------
+
+    def lay_poses(self, pose: Tensor) -> Tensor:
+        return pose.permute(1, 0, 3, 2).contiguous()
+
+    def new_poses(self, like: Tensor, *shape: int) -> Tensor:
+        return like.new_empty(*shape, 4, 4)
+
+    def as_poses(self, x: Tensor) -> Tensor:
+        return x.mT
+
+    def new_slots(self, v: Votes, T: int) -> Tensor:
+        _, N, L, I, J = v.sizes
+        return v.a.new_empty(T, L, fours(I, v.types), -(-J // 4), N, 4, 4)
+
+    def as_slots(self, x: Tensor, v: Votes) -> Tensor:
+        _, N, L, I, J = v.sizes
+        x = x.permute(3, 0, 1, 5, 2, 4).reshape(N, L, I // v.types, -(-v.types // 4) * 4, -(-J // 4) * 4)
+        return x[:, :, :, : v.types, :J].reshape(N, L, I, J)
+
+    def new_terms(self, v: Votes, iters: int) -> Tensor:
+        """``l g b p t n k r``: row by row, types in groups g of four, images in blocks b of eight."""
+        _, N, L, _, J = v.sizes
+        return v.a.new_empty(L, triton.cdiv(J, 4), triton.cdiv(N, 8), 4, 4 * iters - 1, 8, 4, 4)
+
+    def shares(self, v: Votes) -> int:
+        _, N, L, I, J = v.sizes
+        U, (programs, _) = fours(I, v.types), _programs(N, L, J)
+        return triton.cdiv(U, best_chunk(programs, U, 8, 4, v.a.device))
+
+    # --- passes over votes ------------------------------------------------------------------------------------------
+
+    def moments(self, v: Votes, r: Tensor | None, k0: Tensor, m0: Tensor, rj: Tensor, m: Tensor, S: Tensor) -> None:
+        grid, sizes, options = _fields(v, len(S))
+        sum_R, sum_RV = rj.new_empty(len(S), *rj.shape), torch.empty_like(S)
+        votes = (v.a, v.pose, v.W, v.coordinates, v.child)
+        means_kernel[grid](*votes, r, sum_R, sum_RV, *sizes, FIRST=r is None, **options)
+        spreads_kernel[grid](
+            *votes, r, k0, m0, sum_R, sum_RV, rj, m, S, *sizes,
+            len(S), k0.ndim, 16 * (m0.ndim - 1), FIRST=r is None, **options,
+        )  # fmt: skip
+
+    def scores(self, v: Votes, m: Tensor, lam: Tensor, K: Tensor, r: Tensor) -> None:
+        grid, sizes, options = _fields(v)
+        scores_kernel[grid](v.pose, v.W, v.coordinates, v.child, m, lam, K, r, *sizes, **options)
+        children, sizes, options = _children(v)
+        softmax_kernel[children](r, v.parents, v.seen, *sizes, **options)
+
+    def agreements(self, v: Votes, w: Tensor, r: Tensor) -> None:
+        """The sum over d is how a responsibility answers to a gradient w of sum R V."""
+        grid, sizes, options = _fields(v)
+        nothing, none = torch.zeros_like(w), w.new_zeros(w.shape[:-2])
+        votes = (v.pose, v.W, v.coordinates, v.child)
+        grad_R_kernel[grid](*votes, nothing, w, nothing, none, r, *sizes, maxnreg=128, **options)
+        children, sizes, options = _children(v)
+        softmax_kernel[children](r, v.parents, v.seen, *sizes, **options)
+
+    def grad_responsibilities(
+        self, v: Votes, m: Tensor, g: MomentGrads, r: Tensor | None, dR: Tensor, s: Tensor, da: Tensor, add: bool
+    ) -> None:
+        grid, sizes, options = _fields(v)
+        grad_R_kernel[grid](v.pose, v.W, v.coordinates, v.child, m, *g, dR, *sizes, maxnreg=128, **options)
+        children, sizes, options = _children(v)
+        grad_a_kernel[children](dR, r, v.parents, v.seen, s, da, *sizes, FIRST=r is None, ADD=add, **options)
+
+    def grad_scores(self, v: Votes, m: Tensor, r: Tensor, s: Tensor, dR: Tensor, U: ScoreSums) -> None:
+        grid, sizes, options = _fields(v, len(U.U0))
+        votes = (v.a, v.pose, v.W, v.coordinates, v.child)
+        grad_z_kernel[grid](*votes, m, r, s, dR, *U, *sizes, maxnreg=128, **options)
+
+    def put_term(self, terms: Tensor, k: int, x: Tensor, iters: int) -> None:
+        L, groups, blocks = terms.shape[:3]
+        J, N = x.shape[1:3]
+        x = F.pad(x, (0, 0, 0, 0, 0, 8 * blocks - N, 0, 4 * groups - J))
+        terms[:, :, :, :, k].copy_(x.view(L, groups, 4, blocks, 8, 4, 4).permute(0, 1, 3, 6, 4, 2, 5))
+
+    def grad_votes(self, v: Votes, terms: Tensor, r: Tensor, dz: Tensor, iters: int) -> tuple[Tensor, Tensor]:
+        C, N, L, I, J = v.sizes
+        G, slots = len(v.W), dz[0].numel()
+        dpose = torch.empty_like(v.pose)
+        warps = math.gcd(4, fours(v.types, v.types))
+        options = dict(T=iters, WARPS=warps, num_warps=warps, **_weights(v))
+        grad_pose_kernel[(fours(C, v.types) // warps, triton.cdiv(N, 8), 2)](
+            v.a, v.pose, v.W, v.coordinates, v.parents, v.seen, terms, r, dz, dpose,
+            N, I, v.parents.shape[1], slots, **options,
+        )  # fmt: skip
+        grid = fours(G, v.types) // warps, 2 * triton.cdiv(J, 8)
+        work = L * (I // G) * triton.cdiv(N, 4)
+        rounds = triton.cdiv(work, triton.cdiv(62 * multiprocessors(v.a.device), grid[0] * grid[1] * warps))
+        pieces = triton.cdiv(work, rounds)
+        dW = v.W.new_empty(pieces, *v.W.shape)
+        grad_weight_kernel[(*grid, pieces)](
+            v.a, v.pose, v.W, v.coordinates, v.child, terms, r, dz, dW,
+            N, L, I, G, rounds, slots, maxnreg=168, **options,
+        )  # fmt: skip
+        return dpose, dW.sum(0) if pieces > 1 else dW[0]
+
+    # --- VB at a parent ---------------------------------------------------------------------------------------------
+
+    def vb_update(
+        self, moments: Moments, spread: Tensor, prior: PriorTensors, wishart: bool, lam: Tensor, K: Tensor
+    ) -> None:
+        L, J, N = moments.rj.shape
+        priors, strides = _prior(prior)
+        parent_kernel[_grid(L, J, N)](
+            moments.rj, spread, *priors, None, None, moments.S, lam, K, *[None] * 7,
+            L * J * N, len(spread), N, J, *strides, LAST=False, WISHART=wishart, PAPER=False, **_lanes(J),
+        )  # fmt: skip
+
+    def vb_logit(
+        self, moments: Moments, spread: Tensor, prior: PriorTensors, wishart: bool, paper: bool, beta_a: Tensor,
+        beta_u: Tensor, result: VBResult,
+    ) -> None:  # fmt: skip
+        L, J, N = moments.rj.shape
+        priors, strides = _prior(prior)
+        parent_kernel[_grid(L, J, N)](
+            moments.rj, spread, *priors, beta_a, beta_u, moments.S, None, None, *result,
+            L * J * N, len(spread), N, J, *strides, LAST=True, WISHART=wishart, PAPER=paper, **_lanes(J),
+        )  # fmt: skip
+
+    def vb_grad(
+        self, moments: Moments, last_m: Tensor, prior: PriorTensors, wishart: bool, paper: bool, beta_u: Tensor,
+        result: VBResultGrads | None, U: ScoreSums, g: MomentGrads, terms: Tensor, t: int, iters: int,
+        gamma: Tensor | None,
+    ) -> None:  # fmt: skip
+        L, J, N = moments.rj.shape
+        priors, strides = _prior(prior)
+        last = result or (None,) * 8
+        has = {f"HAS_{k}": x is not None for k, x in zip(("M", "ALPHA", "KAPPA", "PSI", "NU"), last[1:6], strict=True)}
+        grad_parent_kernel[_grid(L, J, N)](
+            moments.rj, moments.S, moments.m, last_m, *priors, beta_u, *last, *U, *g, *_terms(terms, t, iters),
+            *((None, None, None) if gamma is None else gamma), L * J * N, len(U.U0), N, J, terms.stride(3), *strides,
+            LAST=result is not None, WISHART=wishart, PAPER=paper, PRIOR=gamma is not None, **_lanes(J), **has,
+        )  # fmt: skip
+
+    # --- EM at a parent ---------------------------------------------------------------------------------------------
+
+    def em_update(
+        self, moments: Moments, spread: Tensor, beta_a: Tensor, beta_u: Tensor, inverse_temperature: float,
+        min_var: float, lam: Tensor, K: Tensor,
+    ) -> None:  # fmt: skip
+        L, J, N = moments.rj.shape
+        em_parent_kernel[_grid(L, J, N)](
+            moments.rj, spread, beta_a, beta_u, moments.S, lam, K, None, None,
+            L * J * N, len(spread), N, J, inverse_temperature, min_var, LAST=False, LANES=LANES, num_warps=1,
+        )  # fmt: skip
+
+    def em_logit(
+        self, moments: Moments, spread: Tensor, beta_a: Tensor, beta_u: Tensor, inverse_temperature: float,
+        min_var: float, logit: Tensor, var: Tensor,
+    ) -> None:  # fmt: skip
+        L, J, N = moments.rj.shape
+        em_parent_kernel[_grid(L, J, N)](
+            moments.rj, spread, beta_a, beta_u, moments.S, None, None, logit, var,
+            L * J * N, len(spread), N, J, inverse_temperature, min_var, LAST=True, LANES=LANES, num_warps=1,
+        )  # fmt: skip
+
+    def em_grad(
+        self, moments: Moments, last_m: Tensor, beta_a: Tensor, beta_u: Tensor, inverse_temperature: float,
+        min_var: float, result: EMResultGrads | None, U: ScoreSums, g: MomentGrads, terms: Tensor, t: int, iters: int,
+        glogit: Tensor,
+    ) -> None:  # fmt: skip
+        L, J, N = moments.rj.shape
+        last = result or (None,) * 3
+        em_grad_parent_kernel[_grid(L, J, N)](
+            moments.rj, moments.S, moments.m, last_m, beta_a, beta_u, *last, *U, *g, *_terms(terms, t, iters),
+            glogit, L * J * N, len(U.U0), N, J, terms.stride(3), inverse_temperature, min_var,
+            LAST=result is not None, HAS_M=last[1] is not None, HAS_VAR=last[2] is not None, LANES=LANES, num_warps=1,
+        )  # fmt: skip
 
 
-def moments(v: Votes, r: Tensor | None, k0: Tensor, m0: Tensor, rj: Tensor, m: Tensor, spread: Tensor) -> None:
-    """`spread`: parts of S_j, to be added."""
-    grid, sizes, options = _fields(v, len(spread))
-    sum_R, sum_RV = rj.new_empty(len(spread), *rj.shape), torch.empty_like(spread)
-    means_kernel[grid](v.a, v.pose, v.W, v.place, v.child, r, sum_R, sum_RV, *sizes, FIRST=r is None, **options)
-    spreads_kernel[grid](
-        v.a, v.pose, v.W, v.place, v.child, r, k0, m0, sum_R, sum_RV, rj, m, spread, *sizes,
-        len(spread), k0.ndim, 16 * (m0.ndim - 1), FIRST=r is None, **options,
-    )  # fmt: skip
-
-
-def scores(v: Votes, m: Tensor, lam: Tensor, K: Tensor, r: Tensor) -> None:
-    grid, sizes, options = _fields(v)
-    scores_kernel[grid](v.pose, v.W, v.place, v.child, m, lam, K, r, *sizes, **options)
-    children, sizes, options = _children(v)
-    softmax_kernel[children](r, v.parents, v.seen, *sizes, **options)
-
-
-def agreements(v: Votes, w: Tensor, r: Tensor) -> None:
-    """The softmax of z_ij = sum_d w_jd V_ijd: that sum is how a responsibility answers to a gradient w of sum R V."""
-    grid, sizes, options = _fields(v)
-    nothing, none = torch.zeros_like(w), w.new_zeros(w.shape[:-2])
-    grad_R_kernel[grid](v.pose, v.W, v.place, v.child, nothing, w, nothing, none, r, *sizes, maxnreg=128, **options)
-    children, sizes, options = _children(v)
-    softmax_kernel[children](r, v.parents, v.seen, *sizes, **options)
-
-
-def grad_responsibilities(
-    v: Votes,
-    m: Tensor,
-    gb: Tensor,
-    gS: Tensor,
-    gr: Tensor,
-    r: Tensor | None,
-    dR: Tensor,
-    s: Tensor,
-    da: Tensor,
-    add: bool,
-) -> None:
-    grid, sizes, options = _fields(v)
-    grad_R_kernel[grid](v.pose, v.W, v.place, v.child, m, gb, gS, gr, dR, *sizes, maxnreg=128, **options)
-    children, sizes, options = _children(v)
-    grad_a_kernel[children](dR, r, v.parents, v.seen, s, da, *sizes, FIRST=r is None, ADD=add, **options)
-
-
-def grad_scores(v: Votes, m: Tensor, r: Tensor, s: Tensor, dR: Tensor, U0: Tensor, U1: Tensor, U2: Tensor) -> None:
-    grid, sizes, options = _fields(v, len(U0))
-    grad_z_kernel[grid](v.a, v.pose, v.W, v.place, v.child, m, r, s, dR, U0, U1, U2, *sizes, maxnreg=128, **options)
-
-
-def new_terms(v: Votes, iters: int) -> Tensor:
-    """Room for what each parent adds to dV: E_t, C_t and -m, row by row; ``l g b p t n k r``."""
-    _, N, L, _, J = v.sizes
-    return v.a.new_empty(L, triton.cdiv(J, 4), triton.cdiv(N, 8), 4, 4 * iters - 1, 8, 4, 4)
-
-
-def terms(coef: Tensor, t: int, iters: int) -> tuple[Tensor, Tensor | None]:
-    """Where E, C of moments t stand, and those of scores t."""
-    return coef[:, :, :, :, 2 * t :], None if t == iters - 1 else coef[:, :, :, :, 2 * (iters + t) :]
-
-
-def put_term(coef: Tensor, k: int, x: Tensor, iters: int) -> None:
-    """Write the poses ``x: l j n r p`` as term k."""
-    L, groups, blocks = coef.shape[:3]
-    J, N = x.shape[1:3]
-    x = F.pad(x, (0, 0, 0, 0, 0, 8 * blocks - N, 0, 4 * groups - J))
-    coef[:, :, :, :, k].copy_(x.view(L, groups, 4, blocks, 8, 4, 4).permute(0, 1, 3, 6, 4, 2, 5))
-
-
-def grad_votes(v: Votes, coef: Tensor, r: Tensor, dz: Tensor, iters: int) -> tuple[Tensor, Tensor]:
-    C, N, L, I, J = v.sizes
-    G, slots = len(v.W), dz[0].numel()
-    dpose = torch.empty_like(v.pose)
-    warps = math.gcd(4, fours(v.types, v.types))
-    options = dict(T=iters, WARPS=warps, num_warps=warps, **_weights(v))
-    grad_pose_kernel[(fours(C, v.types) // warps, triton.cdiv(N, 8), 2)](
-        v.a, v.pose, v.W, v.place, v.parents, v.seen, coef, r, dz, dpose,
-        N, I, v.parents.shape[1], slots, **options,
-    )  # fmt: skip
-    grid = fours(G, v.types) // warps, 2 * triton.cdiv(J, 8)
-    work = L * (I // G) * triton.cdiv(N, 4)
-    rounds = triton.cdiv(work, triton.cdiv(62 * multiprocessors(v.a.device), grid[0] * grid[1] * warps))
-    pieces = triton.cdiv(work, rounds)
-    dW = v.W.new_empty(pieces, *v.W.shape)
-    grad_weight_kernel[(*grid, pieces)](
-        v.a, v.pose, v.W, v.place, v.child, coef, r, dz, dW,
-        N, L, I, G, rounds, slots, maxnreg=168, **options,
-    )  # fmt: skip
-    return dpose, dW.sum(0) if pieces > 1 else dW[0]
+# --- grids and constants ---------------------------------------------------------------------------------------------
 
 
 def _programs(N: int, L: int, J: int) -> tuple[int, int]:
@@ -168,7 +311,7 @@ def _weights(v: Votes) -> dict[str, int | bool]:
     """SHARED: how many rows of weights all positions share, 0 where each slot has its own."""
     G, J = v.W.shape[:2]
     shared = 0 if v.child.shape[1] == G else G
-    return dict(J=J, TYPES=v.types, SHARED=shared, PLACE=v.place is not None, MMA=_has_tensor_cores(v.a.device))
+    return dict(J=J, TYPES=v.types, SHARED=shared, COORDS=v.coordinates is not None, MMA=_has_tensor_cores(v.a.device))
 
 
 @functools.cache
@@ -177,95 +320,22 @@ def _has_tensor_cores(device: torch.device) -> bool:
     return not triton_interprets() and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-# --- VB at a parent -----------------------------------------------------------------------------------------------
-
-VBPrior = tuple[Tensor, Tensor, Tensor, Tensor]  # alpha0, kappa0, nu0, inv_psi0
-
-
-def vb_parent(
-    rj: Tensor, spread: Tensor, prior: VBPrior, S: Tensor, lam: Tensor, K: Tensor, wishart: bool
-) -> None:  # fmt: skip
-    L, J, N = rj.shape
-    parent_kernel[(triton.cdiv(L * J * N, LANES),)](
-        rj, spread, *prior, None, None, S, lam, K, *[None] * 7, L * J * N, len(spread), N, J, *_strides(*prior),
-        LAST=False, WISHART=wishart, PAPER=False, **_lanes(J),
-    )  # fmt: skip
-
-
-def vb_logit(
-    rj: Tensor, spread: Tensor, prior: VBPrior, beta_a: Tensor, beta_u: Tensor, S: Tensor, logit: Tensor, alpha: Tensor,
-    kappa: Tensor, psi: Tensor, nu: Tensor, E_ln_pi: Tensor, E_lndet: Tensor, wishart: bool, paper: bool,
-) -> None:  # fmt: skip
-    L, J, N = rj.shape
-    parent_kernel[(triton.cdiv(L * J * N, LANES),)](
-        rj, spread, *prior, beta_a, beta_u, S, None, None, logit, alpha, kappa, psi, nu, E_ln_pi, E_lndet,
-        L * J * N, len(spread), N, J, *_strides(*prior),
-        LAST=True, WISHART=wishart, PAPER=paper, **_lanes(J),
-    )  # fmt: skip
-
-
-def vb_grad_parent(
-    rj: Tensor, S: Tensor, m: Tensor, last_m: Tensor, prior: VBPrior, beta_u: Tensor, last: tuple | None, U: tuple,
-    gb: Tensor, gS: Tensor, gr: Tensor, coef: Tensor, score_coef: Tensor | None, gamma: Tensor | None,
-    wishart: bool, paper: bool,
-) -> None:  # fmt: skip
-    """`last`: gradients of logit, m, alpha, kappa, psi, nu (None where there is none), and E[ln pi], E[ln det]."""
-    L, J, N = rj.shape
-    given = last or (None,) * 8
-    has = {f"HAS_{k}": g is not None for k, g in zip(("M", "ALPHA", "KAPPA", "PSI", "NU"), given[1:6], strict=True)}
-    grad_parent_kernel[(triton.cdiv(L * J * N, LANES),)](
-        rj, S, m, last_m, *prior, beta_u, *given, *U, gb, gS, gr, coef, score_coef, coef[:, :, :, :, -1:],
-        *((None, None, None) if gamma is None else gamma),
-        L * J * N, len(U[0]), N, J, coef.stride(3), *_strides(*prior),
-        LAST=last is not None, WISHART=wishart, PAPER=paper, PRIOR=gamma is not None, **_lanes(J), **has,
-    )  # fmt: skip
+def _grid(L: int, J: int, N: int) -> tuple[int]:
+    """A program of one warp for every LANES parents and images."""
+    return (triton.cdiv(L * J * N, LANES),)
 
 
 def _lanes(J: int) -> dict[str, int]:
     return dict(TYPES=triton.next_power_of_2(J), LANES=LANES, num_warps=1)
 
 
-def _strides(alpha0: Tensor, kappa0: Tensor, nu0: Tensor, inv_psi0: Tensor) -> tuple[int, int, int, int]:
-    """From one type's prior to the next: 0 where all types share it."""
-    return alpha0.ndim, kappa0.ndim, nu0.ndim, 16 * (inv_psi0.ndim - 1)
+def _prior(prior: PriorTensors) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """Return the prior's tensors, and the strides from one type to the next: 0 where all types share it."""
+    tensors = prior.alpha0, prior.kappa0, prior.nu0, prior.inv_psi0
+    return tensors, (*(x.ndim for x in tensors[:3]), 16 * (prior.inv_psi0.ndim - 1))
 
 
-# --- EM at a parent -----------------------------------------------------------------------------------------------
-
-
-def em_parent(
-    rj: Tensor, spread: Tensor, beta_a: Tensor, beta_u: Tensor, S: Tensor, lam: Tensor, K: Tensor,
-    inverse_temperature: float, min_var: float,
-) -> None:  # fmt: skip
-    L, J, N = rj.shape
-    em_parent_kernel[(triton.cdiv(L * J * N, LANES),)](
-        rj, spread, beta_a, beta_u, S, lam, K, None, None, L * J * N, len(spread), N, J, inverse_temperature, min_var,
-        LAST=False, LANES=LANES, num_warps=1,
-    )  # fmt: skip
-
-
-def em_logit(
-    rj: Tensor, spread: Tensor, beta_a: Tensor, beta_u: Tensor, S: Tensor, logit: Tensor, var: Tensor,
-    inverse_temperature: float, min_var: float,
-) -> None:  # fmt: skip
-    L, J, N = rj.shape
-    em_parent_kernel[(triton.cdiv(L * J * N, LANES),)](
-        rj, spread, beta_a, beta_u, S, None, None, logit, var,
-        L * J * N, len(spread), N, J, inverse_temperature, min_var, LAST=True, LANES=LANES, num_warps=1,
-    )  # fmt: skip
-
-
-def em_grad_parent(
-    rj: Tensor, S: Tensor, m: Tensor, last_m: Tensor, beta_a: Tensor, beta_u: Tensor, last: tuple | None, U: tuple,
-    gb: Tensor, gS: Tensor, gr: Tensor, coef: Tensor, score_coef: Tensor | None, glogit: Tensor,
-    inverse_temperature: float, min_var: float,
-) -> None:  # fmt: skip
-    """`last`: gradients of logit, m, var (None where there is none)."""
-    L, J, N = rj.shape
-    given = last or (None,) * 3
-    em_grad_parent_kernel[(triton.cdiv(L * J * N, LANES),)](
-        rj, S, m, last_m, beta_a, beta_u, *given, *U, gb, gS, gr, coef, score_coef, coef[:, :, :, :, -1:], glogit,
-        L * J * N, len(U[0]), N, J, coef.stride(3), inverse_temperature, min_var,
-        LAST=last is not None, HAS_M=given[1] is not None, HAS_VAR=given[2] is not None,
-        LANES=LANES, num_warps=1,
-    )  # fmt: skip
+def _terms(terms: Tensor, t: int, iters: int) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Return where the terms of moments t stand, those of scores t, and -m."""
+    of_scores = None if t == iters - 1 else terms[:, :, :, :, 2 * (iters + t) :]
+    return terms[:, :, :, :, 2 * t :], of_scores, terms[:, :, :, :, -1:]

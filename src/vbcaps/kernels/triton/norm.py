@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vbcaps.kernels.passes import on_its_device
+from vbcaps.kernels.ops import on_its_device
 
 BLOCK = 1024
 

@@ -1,13 +1,13 @@
 """The passes over votes that VB and EM routing share, as Triton kernels. No vote is ever written to memory.
 
-Both algorithms are the same loop (README.md beside this file derives its gradients):
+Both algorithms are the same loop (routing/README.md derives its gradients):
 
     moments   r_j = sum_i R_ij,  m_j = (sum_i R_ij V_ij + k0 m0) / (k0 + r_j),
               S_j = sum_i R_ij (V_ij - m_j)^2 + k0 (m0 - m_j)^2
-    parent    (r_j, S_j) to (lambda_j, K_j)                      the algorithm's own, in vb_triton.py and em_triton.py
+    parent    (r_j, S_j) to (lambda_j, K_j)                      the algorithm's own, in vb.py and em.py
     scores    z_ij = K_j - 1/2 sum_d lambda_jd (V_ijd - m_jd)^2,  r_ij = softmax over all parents of the child
 
-with R_ij = a_i r_ij. A vote V_ij = M_i W_ij is made again each time it is needed (mma_triton.py).
+with R_ij = a_i r_ij. A vote V_ij = M_i W_ij is made again each time it is needed (mma.py).
 
 How memory lies. A pose is 16 neighbours, column by column, as tensor cores take it. Slots come in fours, of four types
 of children at one position: a lane reads the responsibilities of all four by one load. Types of parents come in fours,
@@ -157,12 +157,12 @@ def load_children(x_ptr, c, u, n, N, TYPES: tl.constexpr):
 
 @triton.jit
 def add_vote(
-    A, made, k: tl.constexpr, place_ptr, u, TYPES: tl.constexpr, PLACE: tl.constexpr, MMA: tl.constexpr
+    A, made, k: tl.constexpr, coords_ptr, u, TYPES: tl.constexpr, COORDS: tl.constexpr, MMA: tl.constexpr
 ):  # fmt: skip
-    """A + V_ij of the k-th slot of four u: V_ij = M_i W_ij with the child's place added to two entries."""
-    if PLACE:
+    """A + V_ij of the k-th slot of four u: V_ij = M_i W_ij with the child's coordinates added to two entries."""
+    if COORDS:
         i, last = first_slot(u, TYPES)
-        at = place_ptr + 2 * (i + nth(k, last, TYPES))
+        at = coords_ptr + 2 * (i + nth(k, last, TYPES))
         y, x = tl.load(at), tl.load(at + 1)
         A = [
             A[d] + y if d == 3 else (A[d] + x if d == 7 else A[d])
@@ -224,10 +224,10 @@ def share(loaded, k: tl.constexpr, u, J: tl.constexpr, TYPES: tl.constexpr, FIRS
 
 @triton.jit
 def means_kernel(
-    a_ptr, pose_ptr, W_ptr, place_ptr, child_ptr, r_ptr,
+    a_ptr, pose_ptr, W_ptr, coords_ptr, child_ptr, r_ptr,
     sum_R_ptr, sum_RV_ptr,
     N, I, U, CHUNK,
-    J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, PLACE: tl.constexpr, FIRST: tl.constexpr,
+    J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, COORDS: tl.constexpr, FIRST: tl.constexpr,
     WARPS: tl.constexpr, MMA: tl.constexpr,
 ):  # fmt: skip
     """Part of sum_i R_ij and sum_i R_ij V_ij: CHUNK fours of one position."""
@@ -243,7 +243,7 @@ def means_kernel(
         for k in tl.static_range(4):
             R = share(loaded, k, u, J, TYPES, FIRST)
             sum_R += R
-            sum_RV = axpy(sum_RV, R, add_vote(repeat(zero), made, k, place_ptr, u, TYPES, PLACE, MMA))
+            sum_RV = axpy(sum_RV, R, add_vote(repeat(zero), made, k, coords_ptr, u, TYPES, COORDS, MMA))
         next = tl.minimum(u + 1, end - 1)
         made = fetch_four(makings, c, next, J, TYPES, SHARED, MMA)
         loaded = load_shares(a_ptr, r_ptr, c, next, own, n, N, J, TYPES, FIRST)
@@ -255,10 +255,10 @@ def means_kernel(
 
 @triton.jit
 def spreads_kernel(
-    a_ptr, pose_ptr, W_ptr, place_ptr, child_ptr, r_ptr, k0_ptr, m0_ptr, sum_R_ptr, sum_RV_ptr,
+    a_ptr, pose_ptr, W_ptr, coords_ptr, child_ptr, r_ptr, k0_ptr, m0_ptr, sum_R_ptr, sum_RV_ptr,
     rj_ptr, m_ptr, S_ptr,
     N, I, U, CHUNK, PARTS, k0_stride, m0_stride,
-    J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, PLACE: tl.constexpr, FIRST: tl.constexpr,
+    J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, COORDS: tl.constexpr, FIRST: tl.constexpr,
     WARPS: tl.constexpr, MMA: tl.constexpr,
 ):  # fmt: skip
     """r_j and m_j, and part of S_j."""
@@ -280,7 +280,7 @@ def spreads_kernel(
     store_pose(m_ptr + parent * 16, scale(-1.0, minus_m), here & first)
     for u in range(start, end):
         for k in tl.static_range(4):
-            X = add_vote(minus_m, made, k, place_ptr, u, TYPES, PLACE, MMA)
+            X = add_vote(minus_m, made, k, coords_ptr, u, TYPES, COORDS, MMA)
             S = axpy(S, share(loaded, k, u, J, TYPES, FIRST), mul(X, X))
         next = tl.minimum(u + 1, end - 1)
         made = fetch_four(makings, c, next, J, TYPES, SHARED, MMA)
@@ -291,10 +291,10 @@ def spreads_kernel(
 
 @triton.jit
 def scores_kernel(
-    pose_ptr, W_ptr, place_ptr, child_ptr, m_ptr, lam_ptr, K_ptr,
+    pose_ptr, W_ptr, coords_ptr, child_ptr, m_ptr, lam_ptr, K_ptr,
     z_ptr,
     N, I, U, CHUNK,
-    J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, PLACE: tl.constexpr, WARPS: tl.constexpr,
+    J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, COORDS: tl.constexpr, WARPS: tl.constexpr,
     MMA: tl.constexpr,
 ):  # fmt: skip
     """z_ij of CHUNK fours of one position."""
@@ -307,7 +307,7 @@ def scores_kernel(
     for u in range(start, end):
         z = ()
         for k in tl.static_range(4):
-            X = add_vote(minus_m, made, k, place_ptr, u, TYPES, PLACE, MMA)
+            X = add_vote(minus_m, made, k, coords_ptr, u, TYPES, COORDS, MMA)
             distance = tl.zeros_like(K)
             for d in tl.static_range(16):
                 distance += lam[d] * X[d] * X[d]

@@ -1,4 +1,4 @@
-"""What VB routing does at a parent, between the passes over votes (passes_triton.py): forward and backward kernels."""
+"""What VB routing does at a parent, between the passes over votes (passes.py): forward and backward kernels."""
 
 import triton
 import triton.language as tl

@@ -1,0 +1,321 @@
+"""The contract of a backend: the passes over votes, what happens at a parent between them, and how memory lies.
+
+Routing is one loop, forward and backward (``order.py``), over passes that no backend may change the meaning of. Votes
+are not kept from pass to pass: each makes ``V_ij = M_i W_ij`` again from the poses and weights in ``Votes``.
+
+Axes: n image, c child, l field (parent position), i child slot in a field, j parent type, p q r rows and columns of a
+pose, g row of weights, t iteration, s slots of a child, u shares of a sum that are added where they are read.
+
+"poses l j n" below is a tensor that holds a 4x4 matrix for each l, j and n, in the order of memory that the backend
+chooses (``new_poses``, ``as_poses``); "slots l i j n" holds a number for each slot, type and image (``new_slots``,
+``as_slots``). Every other tensor is contiguous, in the order that is written here. All have one
+floating type (``dtypes``), but for the index maps of ``Votes``.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from vbcaps.routing.fields import Fields
+
+
+class Votes(NamedTuple):
+    """What makes the votes, as the backend reads it."""
+
+    a: Tensor  # c n             activations
+    pose: Tensor  # poses c n
+    W: Tensor  # g j q r         slot i uses row i mod g
+    coordinates: Tensor | None  # i 2    added to the first two entries of a vote's last column
+    child: Tensor  # l i         int64: the child in each slot
+    parents: Tensor  # c s       int32: the slots (l I + i) that hold a child, then -1
+    seen: Tensor  # c            int32: how many they are
+    types: int  # of children at one position
+    backend: str  # whose order of memory this is
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int, int]:
+        """Return C, N, L, I and J."""
+        return (*self.a.shape, *self.child.shape, self.W.shape[1])
+
+
+class Moments(NamedTuple):
+    """What the votes of one iteration tell each parent."""
+
+    rj: Tensor  # l j n          sum_i R_ij with R_ij = a_i r_ij
+    m: Tensor  # poses l j n     (sum_i R_ij V_ij + k0 m0) / (k0 + r_j)
+    S: Tensor  # poses l j n     sum_i R_ij (V_ij - m_j)^2 + k0 (m0 - m_j)^2
+
+
+class MomentGrads(NamedTuple):
+    """How a loss answers to the moments of one iteration."""
+
+    gb: Tensor  # poses l j n    of sum_i R_ij V_ij: dm_j / (k0 + r_j)
+    gS: Tensor  # poses l j n    of S_j
+    gr: Tensor  # l j n          of r_j, but for its part in m_j and S_j
+
+
+class ScoreSums(NamedTuple):
+    """Sums over a parent's slots of dz_ij x^k, x = V_ij - m_j, in u shares."""
+
+    U0: Tensor  # u l j n
+    U1: Tensor  # poses u l j n
+    U2: Tensor  # poses u l j n
+
+
+class PriorTensors(NamedTuple):
+    """VB's prior; what all types share has no axis j."""
+
+    alpha0: Tensor  # () or j
+    m0: Tensor  # d or j d
+    kappa0: Tensor  # () or j
+    inv_psi0: Tensor  # d or j d
+    nu0: Tensor  # () or j
+
+
+class RunningStatistics(NamedTuple):
+    """What BatchNorm remembers; a batch changes it in place."""
+
+    mean: Tensor  # j
+    var: Tensor  # j
+    batches: Tensor  # () int64
+
+
+class VBResult(NamedTuple):
+    """What VB knows of each parent when it ends, beside its moments."""
+
+    logit: Tensor  # l j n
+    alpha: Tensor  # l j n
+    kappa: Tensor  # l j n
+    psi: Tensor  # poses l j n
+    nu: Tensor  # l j n
+    E_ln_pi: Tensor  # l j n
+    E_lndet: Tensor  # l j n
+
+
+class VBResultGrads(NamedTuple):
+    """How a loss answers to VB's result, with the two expectations that its gradients need again."""
+
+    logit: Tensor  # l j n
+    m: Tensor | None  # poses l j n
+    alpha: Tensor | None  # l j n
+    kappa: Tensor | None  # l j n
+    psi: Tensor | None  # poses l j n
+    nu: Tensor | None  # l j n
+    E_ln_pi: Tensor  # l j n
+    E_lndet: Tensor  # l j n
+
+
+class EMResultGrads(NamedTuple):
+    """How a loss answers to EM's logit, means and variances."""
+
+    logit: Tensor  # l j n
+    m: Tensor | None  # poses l j n
+    var: Tensor | None  # poses l j n
+
+
+def backend_named(name: str) -> "Backend":
+    """Return the backend ``"triton"``, ``"cpu"`` or ``"plain"``; it is imported when it is first asked for."""
+    if name not in _LOADED:
+        if name == "triton":
+            from vbcaps.kernels.triton.launch import Triton
+
+            _LOADED[name] = Triton()
+        elif name == "cpu":
+            from vbcaps.kernels.cpu.launch import Cpu
+
+            _LOADED[name] = Cpu()
+        else:
+            from vbcaps.kernels.plain import Plain
+
+            _LOADED[name] = Plain()
+    return _LOADED[name]
+
+
+_LOADED: dict[str, "Backend"] = {}
+
+
+class Backend(Protocol):
+    """Passes over votes for one kind of device. Methods write to the tensors that they are given for it."""
+
+    name: str
+    dtypes: tuple[torch.dtype, ...]
+
+    # --- what it covers ---------------------------------------------------------------------------------------------
+
+    def refusal(self, a: Tensor, W: Tensor, fields: Fields, iters: int) -> str | None:
+        """Return why this backend cannot serve a call on this machine, device and batch, or None where it can."""
+
+    # --- around the routing -----------------------------------------------------------------------------------------
+
+    def lay_capsules(self, x: Tensor) -> Tensor:
+        """Return activations ``n h w c`` or poses ``n h w c p q`` as they are, in memory as the passes read them."""
+
+    def by_type(self, norm: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Apply a BatchNorm over axis 1 to ``n l j 1`` or ``n l j p q``, in the order of memory that passes leave."""
+
+    def batch_norm(self, x: Tensor, running: RunningStatistics, momentum: float, eps: float) -> Tensor:
+        """Normalise ``a j b`` (or ``a j``) for each j by the batch, and take the batch into the running statistics."""
+
+    # --- memory ---------------------------------------------------------------------------------------------------
+
+    def lay_poses(self, pose: Tensor) -> Tensor:
+        """Return ``n c p r`` as poses c n."""
+
+    def new_poses(self, like: Tensor, *shape: int) -> Tensor:
+        """Return room for poses of this shape, whose last axis counts images."""
+
+    def as_poses(self, x: Tensor) -> Tensor:
+        """Return a view of poses as ``... n p r``."""
+
+    def new_slots(self, v: Votes, T: int) -> Tensor:
+        """Return room for T times slots l i j n; ``[t]`` is one of them."""
+
+    def as_slots(self, x: Tensor, v: Votes) -> Tensor:
+        """Return slots l i j n as ``n l i j``."""
+
+    def new_terms(self, v: Votes, iters: int) -> Tensor:
+        """Return room for what each parent adds to the gradient of a vote, see ``grad_votes``."""
+
+    def shares(self, v: Votes) -> int:
+        """Return into how many shares sums over the slots of a field are dealt."""
+
+    # --- forward passes over votes ----------------------------------------------------------------------------------
+
+    def moments(self, v: Votes, r: Tensor | None, k0: Tensor, m0: Tensor, rj: Tensor, m: Tensor, S: Tensor) -> None:
+        """Write ``rj: l j n``, ``m: poses l j n`` and ``S: poses u l j n`` in shares, as ``Moments`` defines them.
+
+        ``r`` are slots l i j n, or None for 1/J everywhere; ``k0: ()`` or ``j``, ``m0: d`` or ``j d``.
+        """
+
+    def scores(self, v: Votes, m: Tensor, lam: Tensor, K: Tensor, r: Tensor) -> None:
+        """Write ``r_ij``, the softmax of ``K_j - 1/2 sum_d lam_jd (V_ijd - m_jd)^2`` over all parents of a child.
+
+        ``m`` and ``lam`` are poses l j n, ``K`` is ``l j n``, ``r`` are slots l i j n.
+        """
+
+    def agreements(self, v: Votes, w: Tensor, r: Tensor) -> None:
+        """Write ``r_ij``, the softmax of ``sum_d w_jd V_ijd`` over all parents of a child; ``w`` are poses l j n."""
+
+    # --- backward passes over votes ---------------------------------------------------------------------------------
+
+    def grad_responsibilities(
+        self,
+        v: Votes,
+        m: Tensor,
+        g: MomentGrads,
+        r: Tensor | None,
+        dR: Tensor,
+        s: Tensor,
+        da: Tensor,
+        add: bool,
+    ) -> None:
+        """Go back through the moments of one iteration to responsibilities and activations.
+
+        Write ``dR_ij = gr_j + sum_d x_d (gb_jd + gS_jd x_d)`` with ``x = V_ij - m_j`` (slots l i j n), its sum over
+        all parents of a child ``s_c = sum r_ij dR_ij`` (``c n``), and ``da = s``, or ``da += s`` where ``add``.
+        """
+
+    def grad_scores(self, v: Votes, m: Tensor, r: Tensor, s: Tensor, dR: Tensor, U: ScoreSums) -> None:
+        """Go back through the softmax: write ``dz_ij = r_ij a_i (dR_ij - s_i)`` over ``dR``, and its sums ``U``."""
+
+    def put_term(self, terms: Tensor, k: int, x: Tensor, iters: int) -> None:
+        """Write the poses l j n ``x`` as term k."""
+
+    def grad_votes(self, v: Votes, terms: Tensor, r: Tensor, dz: Tensor, iters: int) -> tuple[Tensor, Tensor]:
+        """Return the gradients of poses (poses c n) and weights (``g j q r``).
+
+        The gradient of a vote is ``dV_ij = sum_k s_kij (E_kj + C_kj (V_ij - m_j))``, where k counts the T moments,
+        which a vote enters with ``s = R_ij``, then the T - 1 scores, which it enters with ``s = dz_ij``. Terms hold
+        ``E_0, C_0, E_1, ..., -m``, 4 T - 1 poses for each parent.
+        """
+
+    # --- VB at a parent ---------------------------------------------------------------------------------------------
+
+    def vb_update(
+        self, moments: Moments, spread: Tensor, prior: PriorTensors, wishart: bool, lam: Tensor, K: Tensor
+    ) -> None:
+        """Update q(pi, mu, Lambda): from ``rj`` and the shares of S write S, ``lam = nu psi`` and K for ``scores``."""
+
+    def vb_logit(
+        self,
+        moments: Moments,
+        spread: Tensor,
+        prior: PriorTensors,
+        wishart: bool,
+        paper: bool,
+        beta_a: Tensor,
+        beta_u: Tensor,
+        result: VBResult,
+    ) -> None:
+        """The same in the last iteration: write S, and the result."""
+
+    def vb_grad(
+        self,
+        moments: Moments,
+        last_m: Tensor,
+        prior: PriorTensors,
+        wishart: bool,
+        paper: bool,
+        beta_u: Tensor,
+        result: VBResultGrads | None,
+        U: ScoreSums,
+        g: MomentGrads,
+        terms: Tensor,
+        t: int,
+        iters: int,
+        gamma: Tensor | None,
+    ) -> None:
+        """Go back through the update of iteration t: write ``g`` and the terms of its moments and scores.
+
+        ``result`` are the gradients of the result where t is the last iteration; otherwise it is None, and ``U`` are
+        the sums of the gradients of the scores of iteration t.
+        ``gamma: 3 l j n`` is room for the gradients of alpha, kappa and nu, which are those of the prior.
+        """
+
+    # --- EM at a parent ---------------------------------------------------------------------------------------------
+
+    def em_update(
+        self,
+        moments: Moments,
+        spread: Tensor,
+        beta_a: Tensor,
+        beta_u: Tensor,
+        inverse_temperature: float,
+        min_var: float,
+        lam: Tensor,
+        K: Tensor,
+    ) -> None:
+        """The M-step: from ``rj`` and the shares of S write S, ``lam = 1 / var`` and K for ``scores``."""
+
+    def em_logit(
+        self,
+        moments: Moments,
+        spread: Tensor,
+        beta_a: Tensor,
+        beta_u: Tensor,
+        inverse_temperature: float,
+        min_var: float,
+        logit: Tensor,
+        var: Tensor,
+    ) -> None:
+        """The same in the last iteration: write S, the logit and the variance."""
+
+    def em_grad(
+        self,
+        moments: Moments,
+        last_m: Tensor,
+        beta_a: Tensor,
+        beta_u: Tensor,
+        inverse_temperature: float,
+        min_var: float,
+        result: EMResultGrads | None,
+        U: ScoreSums,
+        g: MomentGrads,
+        terms: Tensor,
+        t: int,
+        iters: int,
+        glogit: Tensor,
+    ) -> None:
+        """Go back through the M-step of iteration t, as ``vb_grad``; ``glogit`` is that of ``beta_a - cost_j``."""

@@ -1,0 +1,147 @@
+"""Operators of PyTorch that take and give NamedTuples.
+
+``torch.library`` knows flat lists of tensors and numbers. ``Op`` makes such an operator of a function of NamedTuples,
+so that nothing is called by its position.
+"""
+
+import functools
+import typing
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+Args = ParamSpec("Args")
+Result = TypeVar("Result")
+SCHEMA = {Tensor: "Tensor", Tensor | None: "Tensor?", int: "SymInt", float: "float", bool: "bool", str: "str"}
+
+
+def on_its_device(op: Callable[Args, Result]) -> Callable[Args, Result]:
+    """Make the device of an operator's first tensor the current one: that is where Triton launches."""
+
+    @functools.wraps(op)
+    def on_device(*args: Args.args, **kwargs: Args.kwargs) -> Result:
+        with torch.cuda.device_of(next(x for x in args if isinstance(x, Tensor))):
+            return op(*args, **kwargs)
+
+    return on_device
+
+
+class Op(Generic[In, Out]):
+    """An operator of torch.library that takes one NamedTuple, in which others may be, and gives another, of tensors.
+
+    Args:
+        name: the operator's, as ``"vbcaps::vb_route"``.
+        inputs, outputs: the two NamedTuple types.
+        run: the function.
+        shapes: the same function for tensors without storage: it makes the outputs and computes nothing.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        inputs: type[In],
+        outputs: type[Out],
+        run: Callable[[In], Out],
+        shapes: Callable[[In], Out],
+    ):
+        self.inputs, self.outputs = inputs, outputs
+        taken = ", ".join(f"{SCHEMA[kind]} {field}" for field, kind in fields(inputs))
+        given = ", ".join("Tensor" for _ in fields(outputs))
+
+        @on_its_device
+        def flat(*values: Any) -> tuple[Any, ...]:
+            return flatten(run(unflatten(inputs, iter(values))))
+
+        def flat_shapes(*values: Any) -> tuple[Any, ...]:
+            return flatten(shapes(unflatten(inputs, iter(values))))
+
+        self.operator = torch.library.custom_op(name, flat, mutates_args=(), schema=f"({taken}) -> ({given})")
+        self.operator.register_fake(flat_shapes)
+
+    def __call__(self, inputs: In) -> Out:
+        return self.outputs(*self.operator(*flatten(inputs)))
+
+    def differentiate(
+        self,
+        keep: Callable[[In, Out], Any],
+        back: Callable[[Any, Any, dict[str, bool]], dict[str, Tensor | None]],
+    ) -> None:
+        """Register the operator's gradient.
+
+        Args:
+            keep: makes, of inputs and outputs, the NamedTuple that the backward pass needs.
+            back: makes, of that, the outputs' gradients (None where there is none), and which inputs want one, by the
+                names of ``names``, the inputs' gradients by name.
+        """
+        every = names(self.inputs)
+
+        def setup(ctx: Any, inputs: tuple, output: tuple) -> None:
+            kept = keep(unflatten(self.inputs, iter(inputs)), self.outputs(*output))
+            values = flatten(kept)
+            ctx.set_materialize_grads(False)
+            ctx.kind, ctx.others = type(kept), [None if isinstance(x, Tensor) else x for x in values]
+            ctx.save_for_backward(*(x if isinstance(x, Tensor) else None for x in values))
+
+        def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+            pairs = zip(ctx.saved_tensors, ctx.others, strict=True)
+            kept = unflatten(ctx.kind, iter([x if other is None else other for x, other in pairs]))
+            given = self.outputs(*(None if g is None else g.contiguous() for g in grads))
+            made = back(kept, given, dict(zip(every, ctx.needs_input_grad, strict=True)))
+            return tuple(made.get(name) for name in every)
+
+        self.operator.register_autograd(backward, setup_context=setup)
+
+    def refuse_to_differentiate(self) -> None:
+        """Let a second derivative be an error that says so."""
+
+        def refuse(ctx: Any, *grads: Tensor | None) -> None:
+            raise RuntimeError(
+                "fused routing can be differentiated only once; use backend='reference' for second derivatives"
+            )
+
+        self.operator.register_autograd(refuse)
+
+
+def fields(kind: Any) -> tuple[tuple[str, Any], ...]:
+    """Return name and type of each value in a NamedTuple type; those of a NamedTuple within it as ``outer_inner``."""
+    found: list[tuple[str, Any]] = []
+    for field, inner in typing.get_type_hints(kind).items():
+        found += [(f"{field}_{name}", one) for name, one in fields(inner)] if is_named(inner) else [(field, inner)]
+    return tuple(found)
+
+
+def is_named(kind: Any) -> bool:
+    """Return whether this is the type of a NamedTuple."""
+    return isinstance(kind, type) and issubclass(kind, tuple)
+
+
+def names(kind: Any) -> tuple[str, ...]:
+    """Return the names of ``fields``."""
+    return tuple(name for name, _ in fields(kind))
+
+
+def flatten(value: Any) -> tuple[Any, ...]:
+    """Return the values in a NamedTuple, and in those within it, in order."""
+    flat: list[Any] = []
+    for one in value:
+        flat.extend(flatten(one) if isinstance(one, tuple) else [one])
+    return tuple(flat)
+
+
+_KINDS: dict[Any, tuple[Any, ...]] = {}
+
+
+def _kinds(kind: Any) -> tuple[Any, ...]:
+    """Return the types in a NamedTuple type; asking Python for them takes long."""
+    if kind not in _KINDS:
+        _KINDS[kind] = tuple(typing.get_type_hints(kind).values())
+    return _KINDS[kind]
+
+
+def unflatten(kind: type[Out], values: Iterator[Any]) -> Out:
+    """Return the NamedTuple that ``flatten`` took apart."""
+    return kind(*[unflatten(inner, values) if is_named(inner) else next(values) for inner in _kinds(kind)])

@@ -1,0 +1,165 @@
+"""One order of passes for VB, EM and Dynamic routing, forward and backward.
+
+``route`` and ``route_back`` string the passes of a backend together. What an algorithm does at its parents between
+them is the algorithm's: ``vb.py``, ``em.py``, ``dynamic.py``.
+"""
+
+import functools
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from vbcaps.kernels.backend import Backend, MomentGrads, Moments, ScoreSums, Votes
+
+
+class History(NamedTuple):
+    """The moments and responsibilities of every iteration, which the backward pass needs; VB's and EM's."""
+
+    m: Tensor  # poses l j n          of the last iteration
+    early_m: Tensor  # poses t l j n  of the iterations before
+    rj: Tensor  # t l j n
+    S: Tensor  # poses t l j n
+    r: Tensor  # slots t l i j n      those that iterations 1, 2, ... used
+
+    def moments(self, t: int) -> Moments:
+        """Return the moments of iteration t."""
+        return Moments(self.rj[t], self.m if t == len(self.rj) - 1 else self.early_m[t], self.S[t])
+
+
+def new_history(run: Backend, v: Votes, iters: int) -> History:
+    """Return room for a history."""
+    _, N, L, _, J = v.sizes
+    poses = functools.partial(run.new_poses, v.a)
+    return History(
+        poses(L, J, N), poses(iters - 1, L, J, N), v.a.new_empty(iters, L, J, N), poses(iters, L, J, N),
+        run.new_slots(v, iters - 1),
+    )  # fmt: skip
+
+
+def moments_room(run: Backend, v: Votes, moments: Moments) -> tuple[Tensor, Tensor, Tensor]:
+    """Return where a pass writes these moments: rj, m, and S in shares; one share is S itself."""
+    u, (_, N, L, _, J) = run.shares(v), v.sizes
+    return moments.rj, moments.m, moments.S[None] if u == 1 else run.new_poses(v.a, u, L, J, N)
+
+
+class Parents(Protocol):
+    """What an algorithm does at its parents in one forward pass."""
+
+    k0: Tensor  # () or j     weight of m0 in the moments
+    m0: Tensor  # d or j d
+
+    def moments(self, t: int) -> Moments:
+        """Return where the moments of iteration t go."""
+
+    def update(self, t: int, spread: Tensor) -> None:
+        """From the moments, S of which comes in shares, make what the scores need or, in the end, the result."""
+
+    def score(self, t: int, r: Tensor) -> None:
+        """Write the responsibilities of the next iteration."""
+
+
+def route(run: Backend, v: Votes, parents: Parents, r: Tensor, iters: int) -> None:
+    """Route: Algorithm 1, and EM's and Dynamic routing's, as passes over votes.
+
+    Args:
+        run: the backend whose passes these are.
+        v: what makes the votes.
+        parents: what happens at the parents between the passes.
+        r: room for the responsibilities that iterations 1, 2, ... use, iters - 1 times slots l i j n.
+        iters: how many iterations.
+    """
+    for t in range(iters):
+        rj, m, spread = moments_room(run, v, parents.moments(t))
+        run.moments(v, r[t - 1] if t else None, parents.k0, parents.m0, rj, m, spread)
+        parents.update(t, spread)
+        if t < iters - 1:  # nothing would read the last responsibilities
+            parents.score(t, r[t])
+
+
+class ParentGrads(Protocol):
+    """What an algorithm does at its parents in one backward pass."""
+
+    terms: Tensor  # what parents add to the gradients of votes
+    U: ScoreSums  # room for the sums of the present iteration's score gradients
+
+    def back(self, t: int) -> None:
+        """Go back through the update of iteration t: from the result's gradients (the last t) or the sums ``U``."""
+
+    def moments(self, t: int) -> tuple[Tensor, MomentGrads]:
+        """Return the means m_j of iteration t and the gradients of its moments."""
+
+    def center(self, t: int) -> Tensor:
+        """Return the poses around which the scores of iteration t were taken."""
+
+
+def route_back(
+    run: Backend, v: Votes, parents: ParentGrads, r: Tensor, iters: int, only_last: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of activations (``c n``), poses (poses c n) and weights (``g j q r``).
+
+    Args:
+        run: the backend whose passes these are.
+        v: what makes the votes.
+        parents: what happens at the parents between the passes.
+        r: the responsibilities that ``route`` wrote.
+        iters: how many iterations it had.
+        only_last: take the responsibilities of the last iteration as given.
+    """
+    da, s = torch.empty_like(v.a), torch.empty_like(v.a)
+    dR = run.new_slots(v, iters)  # dR[t - 1] becomes dz[t - 1]; dR[-1] is that of t = 0
+    if only_last:
+        dR.zero_()
+    first = iters - 1 if only_last else 0
+    parents.back(iters - 1)
+    for t in range(iters - 1, first - 1, -1):
+        r_t = r[t - 1] if t else None
+        run.grad_responsibilities(v, *parents.moments(t), r_t, dR[t - 1], s, da, add=t < iters - 1)
+        if t > first:
+            run.grad_scores(v, parents.center(t - 1), r[t - 1], s, dR[t - 1], parents.U)
+            parents.back(t - 1)
+    return da, *run.grad_votes(v, parents.terms, r, dR, iters)
+
+
+def new_score_sums(run: Backend, v: Votes) -> ScoreSums:
+    """Return room for the sums of a score's gradients over the slots of each parent."""
+    _, N, L, _, J = v.sizes
+    u = run.shares(v)
+    return ScoreSums(v.a.new_empty(u, L, J, N), run.new_poses(v.a, u, L, J, N), run.new_poses(v.a, u, L, J, N))
+
+
+# --- views of results ------------------------------------------------------------------------------------------------
+
+
+def images_first(x: Tensor) -> Tensor:
+    """Return ``l j n`` as ``n l j``."""
+    return x.permute(2, 0, 1)
+
+
+def poses_first(run: Backend, x: Tensor) -> Tensor:
+    """Return poses l j n as ``n l j p r``."""
+    return run.as_poses(x).permute(2, 0, 1, 3, 4)
+
+
+def responsibilities(run: Backend, r: Tensor, v: Votes) -> Tensor:
+    """Return those that the last iteration used, ``n l i j``: 1/J where there was one iteration only.
+
+    Passes have no gradient of them, and asking for one raises an error. Compiled code asks for every gradient, so
+    there they are detached.
+    """
+    _, N, L, I, J = v.sizes
+    last = run.as_slots(r[-1], v) if len(r) else r.new_full((), 1 / J)
+    last = last.detach() if torch.compiler.is_compiling() else NoGradient.apply(last)
+    return last.expand(N, L, I, J)
+
+
+class NoGradient(torch.autograd.Function):
+    """The identity, whose gradient is an error: one would be wrong."""
+
+    @staticmethod
+    def forward(ctx: Any, r: Tensor) -> Tensor:
+        return r.view_as(r)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> None:
+        raise RuntimeError("fused routing has no gradient of its responsibilities; use backend='reference' for it")
