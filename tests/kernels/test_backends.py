@@ -34,8 +34,8 @@ def largest_buffer(W, fields, iters, images):
     a = torch.empty(C, images, device=META)
     v = Votes(a, TRITON.new_poses(a, C, images), W, None, *fields, "triton")
     kept = max(iters - 1, 1)  # sets of responsibilities
-    shares = TRITON.new_poses(a, TRITON.shares(v), L, J, images)
-    buffers = v.pose, TRITON.new_slots(v, kept), shares, TRITON.new_terms(v, iters)
+    parts = TRITON.new_poses(a, TRITON.parts(v), L, J, images)
+    buffers = v.pose, TRITON.new_slots(v, kept), parts, TRITON.new_terms(v, iters)
     return max(x.numel() for x in buffers)
 
 

@@ -4,7 +4,7 @@ Routing is one loop, forward and backward (``order.py``), over passes that no ba
 are not kept from pass to pass: each makes ``V_ij = M_i W_ij`` again from the poses and weights in ``Votes``.
 
 Axes: n image, c child, l field (parent position), i child slot in a field, j parent type, p q r rows and columns of a
-pose, g row of weights, t iteration, s slots of a child, u shares of a sum that are added where they are read.
+pose, g row of weights, t iteration, s slots of a child, u parts of a sum that are added where they are read.
 
 "poses l j n" below is a tensor that holds a 4x4 matrix for each l, j and n, in the order of memory that the backend
 chooses (``new_poses``, ``as_poses``); "slots l i j n" holds a number for each slot, type and image (``new_slots``,
@@ -57,7 +57,7 @@ class MomentGrads(NamedTuple):
 
 
 class ScoreSums(NamedTuple):
-    """Sums over a parent's slots of dz_ij x^k, x = V_ij - m_j, in u shares."""
+    """Sums over a parent's slots of dz_ij x^k, x = V_ij - m_j, in u parts."""
 
     U0: Tensor  # u l j n
     U1: Tensor  # poses u l j n
@@ -178,13 +178,13 @@ class Backend(Protocol):
     def new_terms(self, v: Votes, iters: int) -> Tensor:
         """Return room for what each parent adds to the gradient of a vote, see ``grad_votes``."""
 
-    def shares(self, v: Votes) -> int:
-        """Return into how many shares sums over the slots of a field are dealt."""
+    def parts(self, v: Votes) -> int:
+        """Return into how many parts sums over the slots of a field are dealt."""
 
     # --- forward passes over votes ----------------------------------------------------------------------------------
 
     def moments(self, v: Votes, r: Tensor | None, k0: Tensor, m0: Tensor, rj: Tensor, m: Tensor, S: Tensor) -> None:
-        """Write ``rj: l j n``, ``m: poses l j n`` and ``S: poses u l j n`` in shares, as ``Moments`` defines them.
+        """Write ``rj: l j n``, ``m: poses l j n`` and ``S: poses u l j n`` in parts, as ``Moments`` defines them.
 
         ``r`` are slots l i j n, or None for 1/J everywhere; ``k0: ()`` or ``j``, ``m0: d`` or ``j d``.
         """
@@ -236,7 +236,7 @@ class Backend(Protocol):
     def vb_update(
         self, moments: Moments, spread: Tensor, prior: PriorTensors, wishart: bool, lam: Tensor, K: Tensor
     ) -> None:
-        """Update q(pi, mu, Lambda): from ``rj`` and the shares of S write S, ``lam = nu psi`` and K for ``scores``."""
+        """Update q(pi, mu, Lambda): from ``rj`` and the parts of S write S, ``lam = nu psi`` and K for ``scores``."""
 
     def vb_logit(
         self,
@@ -287,7 +287,7 @@ class Backend(Protocol):
         lam: Tensor,
         K: Tensor,
     ) -> None:
-        """The M-step: from ``rj`` and the shares of S write S, ``lam = 1 / var`` and K for ``scores``."""
+        """The M-step: from ``rj`` and the parts of S write S, ``lam = 1 / var`` and K for ``scores``."""
 
     def em_logit(
         self,

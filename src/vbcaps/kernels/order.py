@@ -38,8 +38,8 @@ def new_history(run: Backend, v: Votes, iters: int) -> History:
 
 
 def moments_room(run: Backend, v: Votes, moments: Moments) -> tuple[Tensor, Tensor, Tensor]:
-    """Return where a pass writes these moments: rj, m, and S in shares; one share is S itself."""
-    u, (_, N, L, _, J) = run.shares(v), v.sizes
+    """Return where a pass writes these moments: rj, m, and S in parts; one part is S itself."""
+    u, (_, N, L, _, J) = run.parts(v), v.sizes
     return moments.rj, moments.m, moments.S[None] if u == 1 else run.new_poses(v.a, u, L, J, N)
 
 
@@ -53,7 +53,7 @@ class Parents(Protocol):
         """Return where the moments of iteration t go."""
 
     def update(self, t: int, spread: Tensor) -> None:
-        """From the moments, S of which comes in shares, make what the scores need or, in the end, the result."""
+        """From the moments, S of which comes in parts, make what the scores need or, in the end, the result."""
 
     def score(self, t: int, r: Tensor) -> None:
         """Write the responsibilities of the next iteration."""
@@ -124,7 +124,7 @@ def route_back(
 def new_score_sums(run: Backend, v: Votes) -> ScoreSums:
     """Return room for the sums of a score's gradients over the slots of each parent."""
     _, N, L, _, J = v.sizes
-    u = run.shares(v)
+    u = run.parts(v)
     return ScoreSums(v.a.new_empty(u, L, J, N), run.new_poses(v.a, u, L, J, N), run.new_poses(v.a, u, L, J, N))
 
 

@@ -105,7 +105,7 @@ class Plain:
         _, N, L, _, J = v.sizes
         return v.a.new_empty(4 * iters - 1, L, J, N, 4, 4)
 
-    def shares(self, v: Votes) -> int:
+    def parts(self, v: Votes) -> int:
         return 1
 
     # --- forward passes over votes ----------------------------------------------------------------------------------

@@ -102,7 +102,7 @@ class Cpu:
         new = v.a.new_zeros if of_types and J % lanes else v.a.new_empty
         return new(cells, 4 * iters - 1, 16 * lanes)
 
-    def shares(self, v: Votes) -> int:
+    def parts(self, v: Votes) -> int:
         return 1
 
     # --- passes over votes ------------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ class Cpu:
         _call("grad_votes", v, terms, r, dz, iters, dpose, dW)
         return dpose, dW
 
-    # --- VB at a parent; there is one share, S itself ---------------------------------------------------------------
+    # --- VB at a parent; there is one part, S itself ---------------------------------------------------------------
 
     def vb_update(
         self, moments: Moments, spread: Tensor, prior: PriorTensors, wishart: bool, lam: Tensor, K: Tensor

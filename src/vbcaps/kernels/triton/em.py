@@ -32,10 +32,16 @@ def mixture(
 
 @triton.jit
 def em_parent_kernel(
-    rj_ptr, parts_ptr, beta_a_ptr, beta_u_ptr,
-    S_ptr, lam_ptr, K_ptr, logit_ptr, var_ptr,
-    total, PARTS, N, J, inverse_temperature, min_var,
-    LAST: tl.constexpr, LANES: tl.constexpr,
+    rj_ptr,  # l j n
+    parts_ptr,  # parts l j n r p
+    beta_a_ptr,  # j
+    beta_u_ptr,  # j
+    S_ptr,  # l j n r p
+    lam_ptr,  # l j n r p
+    K_ptr,  # l j n
+    logit_ptr,  # l j n
+    var_ptr,  # l j n r p
+    total, PARTS, N, J, inverse_temperature, min_var, LAST: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """The M-step to the precision lambda = 1 / var and constant K of the scores or, at the end, to logit and var."""
     at = tl.program_id(0) * LANES + tl.arange(0, LANES)
@@ -58,12 +64,27 @@ def em_parent_kernel(
 
 @triton.jit
 def em_grad_parent_kernel(
-    rj_ptr, S_ptr, m_ptr, last_m_ptr, beta_a_ptr, beta_u_ptr,
-    dlogit_ptr, dm_ptr, dvar_ptr,
-    U0_ptr, U1_ptr, U2_ptr,
-    gb_ptr, gS_ptr, gr_ptr, coef_ptr, score_coef_ptr, last_m_of_coef_ptr, glogit_ptr,
-    total, PARTS, N, J, row, inverse_temperature, min_var,
-    LAST: tl.constexpr, HAS_M: tl.constexpr, HAS_VAR: tl.constexpr, LANES: tl.constexpr,
+    rj_ptr,  # l j n
+    S_ptr,  # l j n r p
+    m_ptr,  # l j n r p
+    last_m_ptr,  # l j n r p
+    beta_a_ptr,  # j
+    beta_u_ptr,  # j
+    dlogit_ptr,  # l j n
+    dm_ptr,  # l j n r p
+    dvar_ptr,  # l j n r p
+    U0_ptr,  # parts l j n
+    U1_ptr,  # parts l j n r p
+    U2_ptr,  # parts l j n r p
+    gb_ptr,  # l j n r p
+    gS_ptr,  # l j n r p
+    gr_ptr,  # l j n
+    coef_ptr,  # l g b p t n k r
+    score_coef_ptr,  # l g b p t n k r
+    last_m_of_coef_ptr,  # l g b p t n k r
+    glogit_ptr,  # l j n
+    total, PARTS, N, J, row, inverse_temperature, min_var, LAST: tl.constexpr, HAS_M: tl.constexpr,
+    HAS_VAR: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Gradients of logit, m and var (LAST) or of the scores to those of the moments, gb = dm / r_j, gS, gr.
 

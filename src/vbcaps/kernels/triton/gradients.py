@@ -25,9 +25,9 @@ from vbcaps.kernels.triton.mma import (
     half_product,
     load_block,
     load_pose,
-    part,
     store_four,
     store_pose,
+    tf32_part,
     two,
 )
 from vbcaps.kernels.triton.passes import (
@@ -54,11 +54,17 @@ from vbcaps.kernels.triton.passes import (
 
 @triton.jit
 def grad_R_kernel(
-    pose_ptr, W_ptr, coords_ptr, child_ptr, m_ptr, gb_ptr, gS_ptr, gr_ptr,
-    dR_ptr,
-    N, I, U, CHUNK,
-    J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, COORDS: tl.constexpr, WARPS: tl.constexpr,
-    MMA: tl.constexpr,
+    pose_ptr,  # c n r p
+    W_ptr,  # g j q r
+    coords_ptr,  # i 2
+    child_ptr,  # l i
+    m_ptr,  # l j n r p
+    gb_ptr,  # l j n r p
+    gS_ptr,  # l j n r p
+    gr_ptr,  # l j n
+    dR_ptr,  # l u g n k 4
+    N, I, U, CHUNK, J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, COORDS: tl.constexpr,
+    WARPS: tl.constexpr, MMA: tl.constexpr,
 ):  # fmt: skip
     """dR_ij = gr_j + sum_d x_d (gb_jd + gS_jd x_d), x = V_ij - m_j: how the moments answer to a responsibility."""
     n, j, here, start, end, own, makings = own_part(pose_ptr, W_ptr, N, U, CHUNK, J, WARPS, MMA)
@@ -82,8 +88,13 @@ def grad_R_kernel(
 
 @triton.jit
 def grad_a_kernel(
-    dR_ptr, r_ptr, parents_ptr, seen_ptr, s_ptr, da_ptr, N, S, J: tl.constexpr, TYPES: tl.constexpr,
-    FIRST: tl.constexpr, ADD: tl.constexpr,
+    dR_ptr,  # l u g n k 4
+    r_ptr,  # l u g n k 4
+    parents_ptr,  # c s
+    seen_ptr,  # c
+    s_ptr,  # c n
+    da_ptr,  # c n
+    N, S, J: tl.constexpr, TYPES: tl.constexpr, FIRST: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     """s_c = sum over the child's parents of r dR: its share of da, and what the softmax takes off; four a warp."""
     c, last, n, k, here, seen, parents_ptr = own_children(parents_ptr, seen_ptr, N, S, TYPES)
@@ -121,11 +132,20 @@ def load_gains(a_ptr, s_ptr, r_ptr, dR_ptr, c, u, own, n, N, J: tl.constexpr, TY
 
 @triton.jit
 def grad_z_kernel(
-    a_ptr, pose_ptr, W_ptr, coords_ptr, child_ptr, m_ptr, r_ptr, s_ptr, dR_ptr,
-    U0_ptr, U1_ptr, U2_ptr,
-    N, I, U, CHUNK,
-    J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, COORDS: tl.constexpr, WARPS: tl.constexpr,
-    MMA: tl.constexpr,
+    a_ptr,  # c n
+    pose_ptr,  # c n r p
+    W_ptr,  # g j q r
+    coords_ptr,  # i 2
+    child_ptr,  # l i
+    m_ptr,  # l j n r p
+    r_ptr,  # l u g n k 4
+    s_ptr,  # c n
+    dR_ptr,  # l u g n k 4
+    U0_ptr,  # parts l j n
+    U1_ptr,  # parts l j n r p
+    U2_ptr,  # parts l j n r p
+    N, I, U, CHUNK, J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, COORDS: tl.constexpr,
+    WARPS: tl.constexpr, MMA: tl.constexpr,
 ):  # fmt: skip
     """dz_ij = r_ij a_i (dR_ij - s_i), written over dR_ij, and part of U_k = sum_i dz_ij x^k, x = V_ij - m_j."""
     l, L = tl.program_id(1), tl.num_programs(1)
@@ -218,10 +238,17 @@ def at_coords(X, y, x, y_at: tl.constexpr, x_at: tl.constexpr, MMA: tl.constexpr
 
 @triton.jit
 def grad_pose_kernel(
-    a_ptr, pose_ptr, W_ptr, coords_ptr, parents_ptr, seen_ptr, coef_ptr, r_ptr, dz_ptr,
-    dpose_ptr,
-    N, I, S, slots,
-    J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, COORDS: tl.constexpr, T: tl.constexpr,
+    a_ptr,  # c n
+    pose_ptr,  # c n r p
+    W_ptr,  # g j q r
+    coords_ptr,  # i 2
+    parents_ptr,  # c s
+    seen_ptr,  # c
+    coef_ptr,  # l g b p t n k r
+    r_ptr,  # t l u g n k 4
+    dz_ptr,  # t l u g n k 4
+    dpose_ptr,  # c n r p
+    N, I, S, slots, J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, COORDS: tl.constexpr, T: tl.constexpr,
     WARPS: tl.constexpr, MMA: tl.constexpr,
 ):  # fmt: skip
     """Rows 2 half, 2 half + 1 of dM for four children of one position; a warp has 8 images and 4 types of parents."""
@@ -261,7 +288,7 @@ def grad_pose_kernel(
                     X = two(pose + lane % 4 * 4)
                     Y = two(weight + column * 16 + lane % 4 * 4 + lane // 4 % 2 * 2)
                     q = four(weight + j * 16 + lane // 4 % 4 * 4)
-                    Z = part(q[0], lane), part(q[1], lane), part(q[2], lane), part(q[3], lane)
+                    Z = tf32_part(q[0], lane), tf32_part(q[1], lane), tf32_part(q[2], lane), tf32_part(q[3], lane)
                 else:
                     X, Y = load_block(pose, 1, 2, 4, 4), load_block(weight + j * 16, 4, 4, 4, 1)
                     Z = tl.permute(Y, (0, 2, 1))
@@ -289,11 +316,17 @@ def store_two(ptr, a, b, mask):
 
 @triton.jit
 def grad_weight_kernel(
-    a_ptr, pose_ptr, W_ptr, coords_ptr, child_ptr, coef_ptr, r_ptr, dz_ptr,
-    dW_ptr,
-    N, L, I, G, ROUNDS, slots,
-    J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, COORDS: tl.constexpr, T: tl.constexpr,
-    WARPS: tl.constexpr, MMA: tl.constexpr,
+    a_ptr,  # c n
+    pose_ptr,  # c n r p
+    W_ptr,  # g j q r
+    coords_ptr,  # i 2
+    child_ptr,  # l i
+    coef_ptr,  # l g b p t n k r
+    r_ptr,  # t l u g n k 4
+    dz_ptr,  # t l u g n k 4
+    dW_ptr,  # parts g j q r
+    N, L, I, G, ROUNDS, slots, J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, COORDS: tl.constexpr,
+    T: tl.constexpr, WARPS: tl.constexpr, MMA: tl.constexpr,
 ):  # fmt: skip
     """Columns 2 half, 2 half + 1 of dW for four rows of weights; a warp has 8 types of parents and 4 images.
 
@@ -343,7 +376,7 @@ def grad_weight_kernel(
                 X = two(weight + lane % 4 * 4)
                 Y = two(pose + 16 * other + lane % 4 * 4 + lane // 4 % 2 * 2)
                 q = four(pose + 16 * n + lane // 4 % 4 * 4)
-                Z = part(q[0], lane), part(q[1], lane), part(q[2], lane), part(q[3], lane)
+                Z = tf32_part(q[0], lane), tf32_part(q[1], lane), tf32_part(q[2], lane), tf32_part(q[3], lane)
             else:
                 X, Y = load_block(weight, 1, 2, 4, 4), load_block(pose + 16 * n, 4, 4, 4, 1)
                 Z = tl.permute(Y, (0, 2, 1))

@@ -136,7 +136,7 @@ class Triton:
         _, N, L, _, J = v.sizes
         return v.a.new_empty(L, triton.cdiv(J, 4), triton.cdiv(N, 8), 4, 4 * iters - 1, 8, 4, 4)
 
-    def shares(self, v: Votes) -> int:
+    def parts(self, v: Votes) -> int:
         _, N, L, I, J = v.sizes
         U, (programs, _) = fours(I, v.types), _programs(N, L, J)
         return triton.cdiv(U, best_chunk(programs, U, 8, 4, v.a.device))

@@ -154,7 +154,7 @@ def half_product(A, X, Y, MMA: tl.constexpr):
 def contract(acc, D, Z, MMA: tl.constexpr):
     """acc_hq + sum_e D_he Z_eq, D as `half_product` gives it; MMA: summed over the lane % 4 too.
 
-    MMA: Z is Z_eq, e < 4, of lane % 4, with q = lane // 4 % 4, in two parts (`part`); acc has four entries (`finish`).
+    MMA: Z is Z_eq, e < 4, of lane % 4, with q = lane // 4 % 4, in two parts (`tf32_part`); acc has four entries (`finish`).
     """
     if MMA:
         return tl.inline_asm_elementwise(
@@ -167,7 +167,7 @@ def contract(acc, D, Z, MMA: tl.constexpr):
 
 
 @triton.jit
-def part(x, lane):
+def tf32_part(x, lane):
     """Of a float32, the TF32 nearest to it in the lower half of a warp, what is left in the upper half."""
     high = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
     return tl.where(lane < 16, high, x - high)

@@ -18,7 +18,12 @@ BLOCK = 1024
 
 
 @triton.jit
-def moments_kernel(x_ptr, mean_ptr, scatter_ptr, A, J, B, ROWS, BLOCK: tl.constexpr):
+def moments_kernel(
+    x_ptr,  # a j b
+    mean_ptr,  # j shares
+    scatter_ptr,  # j shares
+    A, J, B, ROWS, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Mean and scatter of ROWS rows of type j."""
     j, share = tl.program_id(0), tl.program_id(1)
     first, last = share * ROWS, tl.minimum(share * ROWS + ROWS, A)
@@ -39,8 +44,14 @@ def moments_kernel(x_ptr, mean_ptr, scatter_ptr, A, J, B, ROWS, BLOCK: tl.conste
 
 @triton.jit
 def normalise_kernel(
-    x_ptr, mean_ptr, scatter_ptr, y_ptr, scale_ptr, center_ptr, var_ptr, A, J, B, ROWS, SHARES, eps,
-    BLOCK: tl.constexpr, MOST: tl.constexpr,
+    x_ptr,  # a j b
+    mean_ptr,  # j shares
+    scatter_ptr,  # j shares
+    y_ptr,  # a j b
+    scale_ptr,  # j
+    center_ptr,  # j
+    var_ptr,  # j
+    A, J, B, ROWS, SHARES, eps, BLOCK: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     """Combine the shares (Chan et al. 1979) and normalise ROWS rows."""
     j, share = tl.program_id(0), tl.program_id(1)
@@ -66,7 +77,14 @@ def normalise_kernel(
 
 
 @triton.jit
-def keep_kernel(mean_ptr, var_ptr, running_mean_ptr, running_var_ptr, batches_ptr, J, momentum, MOST: tl.constexpr):
+def keep_kernel(
+    mean_ptr,  # j
+    var_ptr,  # j
+    running_mean_ptr,  # j
+    running_var_ptr,  # j
+    batches_ptr,  # ()
+    J, momentum, MOST: tl.constexpr,
+):  # fmt: skip
     j = tl.arange(0, MOST)
     mean, var = tl.load(running_mean_ptr + j, mask=j < J), tl.load(running_var_ptr + j, mask=j < J)
     mean += momentum * (tl.load(mean_ptr + j, mask=j < J) - mean)
@@ -77,7 +95,13 @@ def keep_kernel(mean_ptr, var_ptr, running_mean_ptr, running_var_ptr, batches_pt
 
 
 @triton.jit
-def grad_sums_kernel(y_ptr, dy_ptr, sum_ptr, dot_ptr, A, J, B, ROWS, BLOCK: tl.constexpr):
+def grad_sums_kernel(
+    y_ptr,  # a j b
+    dy_ptr,  # a j b
+    sum_ptr,  # j shares
+    dot_ptr,  # j shares
+    A, J, B, ROWS, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Sums of dy and of dy y over ROWS rows of type j."""
     j, share = tl.program_id(0), tl.program_id(1)
     lane = tl.arange(0, BLOCK)
@@ -94,7 +118,13 @@ def grad_sums_kernel(y_ptr, dy_ptr, sum_ptr, dot_ptr, A, J, B, ROWS, BLOCK: tl.c
 
 @triton.jit
 def grad_kernel(
-    y_ptr, dy_ptr, sum_ptr, dot_ptr, scale_ptr, dx_ptr, A, J, B, ROWS, SHARES, BLOCK: tl.constexpr, MOST: tl.constexpr
+    y_ptr,  # a j b
+    dy_ptr,  # a j b
+    sum_ptr,  # j shares
+    dot_ptr,  # j shares
+    scale_ptr,  # j
+    dx_ptr,  # a j b
+    A, J, B, ROWS, SHARES, BLOCK: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     """dx = scale (dy - mean(dy) - y mean(dy y))."""
     j, share = tl.program_id(0), tl.program_id(1)

@@ -224,11 +224,16 @@ def share(loaded, k: tl.constexpr, u, J: tl.constexpr, TYPES: tl.constexpr, FIRS
 
 @triton.jit
 def means_kernel(
-    a_ptr, pose_ptr, W_ptr, coords_ptr, child_ptr, r_ptr,
-    sum_R_ptr, sum_RV_ptr,
-    N, I, U, CHUNK,
-    J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, COORDS: tl.constexpr, FIRST: tl.constexpr,
-    WARPS: tl.constexpr, MMA: tl.constexpr,
+    a_ptr,  # c n
+    pose_ptr,  # c n r p
+    W_ptr,  # g j q r
+    coords_ptr,  # i 2
+    child_ptr,  # l i
+    r_ptr,  # l u g n k 4
+    sum_R_ptr,  # parts l j n
+    sum_RV_ptr,  # parts l j n r p
+    N, I, U, CHUNK, J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, COORDS: tl.constexpr,
+    FIRST: tl.constexpr, WARPS: tl.constexpr, MMA: tl.constexpr,
 ):  # fmt: skip
     """Part of sum_i R_ij and sum_i R_ij V_ij: CHUNK fours of one position."""
     l, L = tl.program_id(1), tl.num_programs(1)
@@ -255,11 +260,21 @@ def means_kernel(
 
 @triton.jit
 def spreads_kernel(
-    a_ptr, pose_ptr, W_ptr, coords_ptr, child_ptr, r_ptr, k0_ptr, m0_ptr, sum_R_ptr, sum_RV_ptr,
-    rj_ptr, m_ptr, S_ptr,
-    N, I, U, CHUNK, PARTS, k0_stride, m0_stride,
-    J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, COORDS: tl.constexpr, FIRST: tl.constexpr,
-    WARPS: tl.constexpr, MMA: tl.constexpr,
+    a_ptr,  # c n
+    pose_ptr,  # c n r p
+    W_ptr,  # g j q r
+    coords_ptr,  # i 2
+    child_ptr,  # l i
+    r_ptr,  # l u g n k 4
+    k0_ptr,  # () or j
+    m0_ptr,  # d or j d
+    sum_R_ptr,  # parts l j n
+    sum_RV_ptr,  # parts l j n r p
+    rj_ptr,  # l j n
+    m_ptr,  # l j n r p
+    S_ptr,  # l j n r p
+    N, I, U, CHUNK, PARTS, k0_stride, m0_stride, J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr,
+    COORDS: tl.constexpr, FIRST: tl.constexpr, WARPS: tl.constexpr, MMA: tl.constexpr,
 ):  # fmt: skip
     """r_j and m_j, and part of S_j."""
     l, L = tl.program_id(1), tl.num_programs(1)
@@ -291,11 +306,16 @@ def spreads_kernel(
 
 @triton.jit
 def scores_kernel(
-    pose_ptr, W_ptr, coords_ptr, child_ptr, m_ptr, lam_ptr, K_ptr,
-    z_ptr,
-    N, I, U, CHUNK,
-    J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, COORDS: tl.constexpr, WARPS: tl.constexpr,
-    MMA: tl.constexpr,
+    pose_ptr,  # c n r p
+    W_ptr,  # g j q r
+    coords_ptr,  # i 2
+    child_ptr,  # l i
+    m_ptr,  # l j n r p
+    lam_ptr,  # l j n r p
+    K_ptr,  # l j n
+    z_ptr,  # l u g n k 4
+    N, I, U, CHUNK, J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, COORDS: tl.constexpr,
+    WARPS: tl.constexpr, MMA: tl.constexpr,
 ):  # fmt: skip
     """z_ij of CHUNK fours of one position."""
     n, j, here, start, end, own, makings = own_part(pose_ptr, W_ptr, N, U, CHUNK, J, WARPS, MMA)
@@ -360,7 +380,12 @@ def max_lanes(x):
 
 
 @triton.jit
-def softmax_kernel(z_ptr, parents_ptr, seen_ptr, N, S, J: tl.constexpr, TYPES: tl.constexpr):
+def softmax_kernel(
+    z_ptr,  # l u g n k 4
+    parents_ptr,  # c s
+    seen_ptr,  # c
+    N, S, J: tl.constexpr, TYPES: tl.constexpr,
+):  # fmt: skip
     """r_ij = exp(z_ij - ln Z_i), written over z_ij: over types and positions of parents; four children a warp."""
     c, _, n, k, here, seen, parents_ptr = own_children(parents_ptr, seen_ptr, N, S, TYPES)
     own = z_ptr + n * 16 + k * 4

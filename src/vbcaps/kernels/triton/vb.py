@@ -78,11 +78,26 @@ def posterior(
 
 @triton.jit
 def parent_kernel(
-    rj_ptr, parts_ptr, alpha0_ptr, kappa0_ptr, nu0_ptr, inv_psi0_ptr, beta_a_ptr, beta_u_ptr,
-    S_ptr, lam_ptr, K_ptr, logit_ptr, alpha_ptr, kappa_ptr, psi_ptr, nu_ptr, E_ln_pi_ptr, E_lndet_ptr,
-    total, PARTS, N, J, alpha0_stride, kappa0_stride, nu0_stride, inv_psi0_stride,
-    LAST: tl.constexpr, WISHART: tl.constexpr, PAPER: tl.constexpr, TYPES: tl.constexpr,
-    LANES: tl.constexpr,
+    rj_ptr,  # l j n
+    parts_ptr,  # parts l j n r p
+    alpha0_ptr,  # () or j
+    kappa0_ptr,  # () or j
+    nu0_ptr,  # () or j
+    inv_psi0_ptr,  # d or j d
+    beta_a_ptr,  # j
+    beta_u_ptr,  # j
+    S_ptr,  # l j n r p
+    lam_ptr,  # l j n r p
+    K_ptr,  # l j n
+    logit_ptr,  # l j n
+    alpha_ptr,  # l j n
+    kappa_ptr,  # l j n
+    psi_ptr,  # l j n r p
+    nu_ptr,  # l j n
+    E_ln_pi_ptr,  # l j n
+    E_lndet_ptr,  # l j n
+    total, PARTS, N, J, alpha0_stride, kappa0_stride, nu0_stride, inv_psi0_stride, LAST: tl.constexpr,
+    WISHART: tl.constexpr, PAPER: tl.constexpr, TYPES: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """q*(pi, mu, lambda) to the precision lambda = nu psi and constant K of the scores or, at the end, the logit."""
     at = tl.program_id(0) * LANES + tl.arange(0, LANES)
@@ -123,14 +138,38 @@ def parent_kernel(
 
 @triton.jit
 def grad_parent_kernel(
-    rj_ptr, S_ptr, m_ptr, last_m_ptr, alpha0_ptr, kappa0_ptr, nu0_ptr, inv_psi0_ptr, beta_u_ptr,
-    dlogit_ptr, dm_ptr, dalpha_ptr, dkappa_ptr, dpsi_ptr, dnu_ptr, E_ln_pi_ptr, E_lndet_ptr,
-    U0_ptr, U1_ptr, U2_ptr,
-    gb_ptr, gS_ptr, gr_ptr, coef_ptr, score_coef_ptr, last_m_of_coef_ptr, galpha_ptr, gkappa_ptr, gnu_ptr,
-    total, PARTS, N, J, row, alpha0_stride, kappa0_stride, nu0_stride, inv_psi0_stride,
-    LAST: tl.constexpr, WISHART: tl.constexpr, PAPER: tl.constexpr,
-    HAS_M: tl.constexpr, HAS_ALPHA: tl.constexpr, HAS_KAPPA: tl.constexpr, HAS_PSI: tl.constexpr, HAS_NU: tl.constexpr,
-    PRIOR: tl.constexpr, TYPES: tl.constexpr, LANES: tl.constexpr,
+    rj_ptr,  # l j n
+    S_ptr,  # l j n r p
+    m_ptr,  # l j n r p
+    last_m_ptr,  # l j n r p
+    alpha0_ptr,  # () or j
+    kappa0_ptr,  # () or j
+    nu0_ptr,  # () or j
+    inv_psi0_ptr,  # d or j d
+    beta_u_ptr,  # j
+    dlogit_ptr,  # l j n
+    dm_ptr,  # l j n r p
+    dalpha_ptr,  # l j n
+    dkappa_ptr,  # l j n
+    dpsi_ptr,  # l j n r p
+    dnu_ptr,  # l j n
+    E_ln_pi_ptr,  # l j n
+    E_lndet_ptr,  # l j n
+    U0_ptr,  # parts l j n
+    U1_ptr,  # parts l j n r p
+    U2_ptr,  # parts l j n r p
+    gb_ptr,  # l j n r p
+    gS_ptr,  # l j n r p
+    gr_ptr,  # l j n
+    coef_ptr,  # l g b p t n k r
+    score_coef_ptr,  # l g b p t n k r
+    last_m_of_coef_ptr,  # l g b p t n k r
+    galpha_ptr,  # l j n
+    gkappa_ptr,  # l j n
+    gnu_ptr,  # l j n
+    total, PARTS, N, J, row, alpha0_stride, kappa0_stride, nu0_stride, inv_psi0_stride, LAST: tl.constexpr,
+    WISHART: tl.constexpr, PAPER: tl.constexpr, HAS_M: tl.constexpr, HAS_ALPHA: tl.constexpr, HAS_KAPPA: tl.constexpr,
+    HAS_PSI: tl.constexpr, HAS_NU: tl.constexpr, PRIOR: tl.constexpr, TYPES: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Gradients of logit and posterior (LAST) or of the scores to those of the moments, gb = dm / kappa, gS, gr.
 
