@@ -1,11 +1,12 @@
-"""How fast is the whole network on a CPU? The C++ kernels against the released code's arrangement and the reference.
+"""How fast is the whole network on a CPU? The C++ kernels beside the released arrangement, the reference and a CNN.
 
 python benchmarks/cpu.py [--batch 32] [--repeats 10] [--csv benchmarks/cpu.csv]
+python benchmarks/cpu.py --before ../other-checkout/src      # the kernels there and here, in turns
 
 `nine axes` is the arrangement of the authors' released code (layouts.py) in all three capsule layers of
 {64,16,16,16,5} at 32x32x2, everything around it the same. Each way runs in a process of its own: forward and
-backward of a batch, then inference of one image; medians, and the most memory the process ever held. That all give
-the same logits is checked first. Rows with an older commit in the CSV are kept.
+backward of a batch, then inference of one image; medians, and the most memory the process ever held. That all but the
+CNN (`ConvNet`, as many parameters) give the same logits is checked first. Rows with an older commit in the CSV are kept.
 """
 
 import argparse
@@ -23,17 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from layouts import route_by_nine_axes
 from torch import Tensor, nn
 
 import vbcaps.layers
-from vbcaps import CapsNet
-from vbcaps.kernels.cpu.build import find_compiler, why_no_library
-from vbcaps.layers import Capsules
-from vbcaps.routing.fields import Fields
+from vbcaps import CapsNet, ConvNet
 
-WAYS = ("nine axes", "reference", "cpu")
-HEADER = ("what", "batch", *(name.replace(" ", "_") for name in WAYS), "nine_axes/cpu", "reference/cpu")
+WAYS = ("nine axes", "reference", "cnn", "cpu")
+HEADER = ("what", "batch", *(name.replace(" ", "_") for name in WAYS), "nine_axes/cpu", "reference/cpu", "cpu/cnn")
 HERE = ("threads", "commit", "processor", "torch", "compiler", "load_before", "load_after", "date")
 
 
@@ -42,12 +39,14 @@ def route_as_released(
     a: Tensor,
     pose: Tensor,
     W: Tensor,
-    fields: Fields,
+    fields: Any,
     place: Tensor | None,
     backend: str,
     posterior: bool,
 ) -> tuple[Tensor, Tensor, None]:
-    """`routing.route.route` of square maps with the paper's prior, by nine broadcast axes; without a posterior."""
+    """`kernels.route` of square maps with the paper's prior, by nine broadcast axes; without a posterior."""
+    from layouts import route_by_nine_axes
+
     n, types, J = len(a), fields.types, W.shape[1]
     side = math.isqrt(a.shape[1] // types)
     count, kernel = math.isqrt(len(fields.child)), math.isqrt(fields.child.shape[1] // types)
@@ -65,6 +64,8 @@ def route_as_released(
 
 def make(way: str) -> nn.Module:
     torch.manual_seed(0)
+    if way == "cnn":
+        return ConvNet((64, 64, 72, 72), 2, 5, 32)
     if way == "nine axes":
         vbcaps.layers.route = route_as_released  # type: ignore[assignment]
     return CapsNet((64, 16, 16, 16), 2, 5, 32, backend="reference" if way == "nine axes" else way)
@@ -79,8 +80,8 @@ def milliseconds(run: Any, repeats: int) -> float:
     return statistics.median(times[1:])
 
 
-def loss(out: Capsules) -> Tensor:
-    return out.logits.square().sum() + out.poses.square().sum()
+def loss(out: Any) -> Tensor:
+    return out.logits.square().sum() + (out.poses.square().sum() if hasattr(out, "poses") else 0)
 
 
 def measure(way: str, batch: int, repeats: int) -> dict[str, Any]:
@@ -96,9 +97,26 @@ def measure(way: str, batch: int, repeats: int) -> dict[str, Any]:
     return dict(both=both, memory=memory, one=one, logits=logits.tolist())
 
 
-def of_a_process(way: str, batch: int, repeats: int) -> dict[str, Any]:
+def of_a_process(way: str, batch: int, repeats: int, source: str | None = None) -> dict[str, Any]:
+    """What ``measure`` gives in a process of its own; ``source``: with the package in this folder."""
     command = [sys.executable, __file__, "--way", way, "--batch", str(batch), "--repeats", str(repeats)]
-    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1])
+    environment = os.environ | ({} if source is None else {"PYTHONPATH": source})
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def compare(before: str, batch: int, repeats: int, rounds: int = 7) -> None:
+    """Print the median of both over several rounds in turns, and the median of their ratios."""
+    found: dict[str, list[list[float]]] = {"both": [], "one": []}
+    for _ in range(rounds):
+        old, new = (of_a_process("cpu", batch, repeats, source) for source in (before, None))
+        for key, pairs in found.items():
+            pairs.append([old[key], new[key]])
+    for key, pairs in found.items():
+        old, new = (statistics.median(column) for column in zip(*pairs, strict=True))
+        ratio = statistics.median(b / a for a, b in pairs)
+        what = f"forward and backward of {batch}" if key == "both" else "one image"
+        print(f"{what}: before {old:.2f} ms, now {new:.2f} ms, median ratio {ratio:.3f} over {rounds} rounds")
 
 
 def processor() -> str:
@@ -112,6 +130,8 @@ def processor() -> str:
 
 
 def here(before: float, after: float) -> tuple[Any, ...]:
+    from vbcaps.kernels.cpu.build import find_compiler
+
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip()
     compiler = find_compiler() or ["none"]
     version = subprocess.run([*compiler, "-dumpfullversion"], capture_output=True, text=True).stdout.strip()
@@ -131,24 +151,33 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=10, help="of ours; the others run a fifth of them")
     parser.add_argument("--way", choices=WAYS, help="measure only this one, in this process")
     parser.add_argument("--csv", help="append to this file")
+    parser.add_argument("--before", metavar="FOLDER", help="compare with the package in this folder, and nothing else")
     arguments = parser.parse_args()
     if arguments.way:
         print(json.dumps(measure(arguments.way, arguments.batch, arguments.repeats)))
         return
+    from vbcaps.kernels.cpu.build import why_no_library
+
     if why := why_no_library():
         sys.exit(f"cpu.py measures the C++ kernels, and there are none: {why}")
 
+    if arguments.before:
+        compare(arguments.before, arguments.batch, arguments.repeats)
+        return
     before = os.getloadavg()[0]
     few = max(1, arguments.repeats // 5)
-    found = {way: of_a_process(way, arguments.batch, arguments.repeats if way == "cpu" else few) for way in WAYS}
-    logits = [torch.tensor(found[way].pop("logits")) for way in WAYS]
+    found = {
+        way: of_a_process(way, arguments.batch, arguments.repeats if way in ("cpu", "cnn") else few) for way in WAYS
+    }
+    logits = [torch.tensor(found[way].pop("logits")) for way in WAYS if way != "cnn"]
     for other in logits[:-1]:
         torch.testing.assert_close(logits[-1], other, rtol=0, atol=1e-2)  # after three BatchNorms
     table = []
     names = dict(both="forward and backward, ms", memory="peak memory, GB", one="one image, ms")
     for key, name in names.items():
         values = [found[way][key] for way in WAYS]
-        ratios = [f"{value / values[-1]:.1f}" for value in values[:-1]]
+        nine, reference, cnn, ours = values
+        ratios = [f"{nine / ours:.1f}", f"{reference / ours:.1f}", f"{ours / cnn:.1f}"]
         table.append((name, 1 if key == "one" else arguments.batch, *(f"{value:.2f}" for value in values), *ratios))
     for row in (HEADER, *table):
         print("  ".join(f"{cell!s:>24s}" for cell in row))

@@ -154,7 +154,7 @@ def half_product(A, X, Y, MMA: tl.constexpr):
 def contract(acc, D, Z, MMA: tl.constexpr):
     """acc_hq + sum_e D_he Z_eq, D as `half_product` gives it; MMA: summed over the lane % 4 too.
 
-    MMA: Z is Z_eq, e < 4, of lane % 4, with q = lane // 4 % 4, in two parts (`tf32_part`); acc has four entries (`finish`).
+    MMA: Z is Z_eq, e < 4, of lane % 4, with q = lane // 4 % 4, split in two (`tf32_part`); acc has four (`finish`).
     """
     if MMA:
         return tl.inline_asm_elementwise(
