@@ -6,7 +6,7 @@ python benchmarks/cpu.py --before ../other-checkout/src      # the kernels there
 `nine axes` is the arrangement of the authors' released code (layouts.py) in all three capsule layers of
 {64,16,16,16,5} at 32x32x2, everything around it the same. Each way runs in a process of its own: forward and
 backward of a batch, then inference of one image; medians, and the most memory the process ever held. That all but the
-CNN (`ConvNet`, as many parameters) give the same logits is checked first. Rows with an older commit in the CSV are kept.
+CNN (`ConvNet`, as many parameters) give the same logits is checked first. The CSV keeps rows of older commits.
 """
 
 import argparse
