@@ -9,22 +9,23 @@ import platform
 from pathlib import Path
 from types import SimpleNamespace
 
+import literal
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vbcaps import CapsNet, ClassCaps, ConvCaps, Prior
+from vbcaps import CapsNet, Capsules, ClassCaps, ConvCaps, Prior
 from vbcaps.kernels import dynamic, em, passes, vb
 from vbcaps.kernels.cpu import build, launch
 from vbcaps.kernels.route import check_backend, route
-from vbcaps.losses import nll_loss
+from vbcaps.losses import activation_nll_loss
 from vbcaps.routing import (
     DynamicRouting,
     EMRouting,
     VBRouting,
 )
-from vbcaps.routing.fields import conv_fields, places
+from vbcaps.routing.fields import conv_fields, coordinates
 
 F32, F64 = torch.float32, torch.float64
 EPS = torch.finfo(F32).eps
@@ -49,7 +50,7 @@ def _alone(monkeypatch):
 
 
 def make_problem(routing, size=(4, 4), types=2, kernel=(3, 3), stride=(1, 1), batch=2, whole=False, seed=0):
-    """Random children for a routing; ``whole``: one field over the map, weights shared by positions, places added."""
+    """Make random children; ``whole``: one field over the map, weights shared by positions, coordinates added."""
     random = torch.Generator().manual_seed(seed)
     kernel, stride = (size, (1, 1)) if whole else (kernel, stride)
     children = math.prod(size) * types
@@ -60,7 +61,7 @@ def make_problem(routing, size=(4, 4), types=2, kernel=(3, 3), stride=(1, 1), ba
         pose=torch.randn(batch, children, 4, 4, generator=random),
         W=torch.randn(types * (1 if whole else math.prod(kernel)), parents, 4, 4, generator=random) / 2,
         fields=conv_fields(*size, types, kernel, stride, CPU),
-        place=places(*size, types, F32, CPU) if whole else None,
+        place=coordinates(*size, types, F32, CPU) if whole else None,
     )
 
 
@@ -110,7 +111,7 @@ def results(problem, backend="reference", dtype=F32, nudge=0):
     routing = copy.deepcopy(problem.routing).to(dtype)
     place = None if problem.place is None else problem.place.to(dtype)
     logit, _, q = route(routing, *leaves.values(), problem.fields, place, backend)
-    outputs = dict(logit=logit, **q._asdict())
+    outputs = dict(logit=logit, **literal.tensors(q))
     return {name: x.detach() for name, x in outputs.items()} | gradients(outputs, leaves, routing)
 
 
@@ -221,8 +222,8 @@ def test_layers_are_within_the_error_budget(layer, shape, routing):
         module.backend = backend
         leaves = dict(a=a.to(dtype) * (1 + EPS * nudge), pose=pose.to(dtype) * (1 - EPS * nudge))
         leaves = {name: x.requires_grad_() for name, x in leaves.items()}
-        out = module(*leaves.values())
-        outputs = dict(logits=out.logits, poses=out.poses, **out.posterior._asdict())
+        out = module(Capsules(*leaves.values()))
+        outputs = dict(logits=out.logits, poses=out.poses, **literal.tensors(out.posterior))
         return {name: x.detach() for name, x in outputs.items()} | gradients(outputs, leaves, module)
 
     found, exact, singles = run("cpu"), run("reference", F64), [run("reference", nudge=k) for k in (-2, -1, 0, 1, 2)]
@@ -356,14 +357,14 @@ def test_auto_takes_the_kernels_compiled_or_not(routing, monkeypatch):
     monkeypatch.setattr(launch, "moments", lambda *args: calls.append(0) or run(*args))
     layer = ConvCaps(2, 3, 2, routing=routing, routing_options=dict(iters=2))
     a, pose = torch.rand(3, 3, 3, 2), torch.randn(3, 3, 3, 2, 4, 4)
-    expected = layer(a, pose)
+    expected = layer(Capsules(a, pose))
     assert len(calls) == 2
     torch._dynamo.reset()
-    out = torch.compile(layer, fullgraph=True, backend="aot_eager")(a, pose)
+    out = torch.compile(layer, fullgraph=True, backend="aot_eager")(Capsules(a, pose))
     assert len(calls) == 4
     torch.testing.assert_close(out.logits, expected.logits)
     with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
-        out = layer(a, pose)
+        out = layer(Capsules(a, pose))
     assert len(calls) == 6
     assert out.logits.dtype == F32
 
@@ -383,7 +384,7 @@ def test_a_training_of_20_steps_follows_the_reference(routing):
 
     def train(backend, nudge=None):
         torch.manual_seed(5)
-        net = CapsNet((8, 4, 4, 4), 2, 3, 20, routing, logit_scale=True, backend=backend)
+        net = CapsNet((8, 4, 4, 4), 2, 3, 20, routing, logit_scale=False, backend=backend)
         if nudge is not None:
             torch.manual_seed(nudge)
             with torch.no_grad():
@@ -392,7 +393,7 @@ def test_a_training_of_20_steps_follows_the_reference(routing):
         optimiser = torch.optim.Adam(net.parameters(), 3e-3, eps=1e-3)
         losses = []
         for _ in range(20):
-            loss = nll_loss(net(x).logits, label)
+            loss = activation_nll_loss(net(x).activations, label)
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
@@ -434,12 +435,12 @@ def test_without_a_compiler_auto_is_the_reference_and_cpu_an_error(find, why, mo
     a, pose = torch.rand(2, 3, 3, 2), torch.randn(2, 3, 3, 2, 4, 4)
     layer = ConvCaps(2, 3, 2).eval()
     assert passes.why_no_library()
-    found = layer(a, pose)
+    found = layer(Capsules(a, pose))
     layer.backend = "reference"
-    assert torch.equal(found.logits, layer(a, pose).logits)
+    assert torch.equal(found.logits, layer(Capsules(a, pose)).logits)
     layer.backend = "cpu"
     with pytest.raises(ValueError, match=f"backend='cpu', but .*{why}"):
-        layer(a, pose)
+        layer(Capsules(a, pose))
     with pytest.raises(ValueError, match=why):
         layer.routing.fused(a.flatten(1), pose.flatten(1, 3), torch.randn(8, 3, 4, 4), None, None)
     assert list(tmp_path.iterdir()) == []
@@ -501,7 +502,7 @@ def test_a_folder_that_cannot_be_written_to_is_no_obstacle(small_library, monkey
 @pytest.mark.parametrize(
     ("options", "dtype", "error", "message"),
     [
-        (dict(pose=3), F32, ValueError, "4x4 poses"),
+        (dict(pose_size=3), F32, ValueError, "4x4 poses"),
         ({}, F64, TypeError, "float32"),
         (dict(routing_options=dict(prior=Prior(precision="full"))), F32, ValueError, "diagonal"),
     ],
@@ -509,21 +510,21 @@ def test_a_folder_that_cannot_be_written_to_is_no_obstacle(small_library, monkey
 )
 def test_what_is_not_covered_is_an_error_with_cpu_and_the_reference_with_auto(options, dtype, error, message):
     layer = ConvCaps(2, 3, 2, **options, backend="cpu").to(dtype)
-    p = layer.pose
+    p = layer.pose_size
     a, pose = torch.rand(2, 3, 3, 2, dtype=dtype), torch.randn(2, 3, 3, 2, p, p, dtype=dtype)
     with pytest.raises(error, match=message):
-        layer(a, pose)
+        layer(Capsules(a, pose))
     layer.backend = "auto"
-    assert layer(a, pose).logits.isfinite().all()
+    assert layer(Capsules(a, pose)).logits.isfinite().all()
 
 
 def test_the_wrong_device_is_an_error(monkeypatch):
     layer, a, pose = ConvCaps(2, 3, 2, backend="triton"), torch.rand(2, 3, 3, 2), torch.randn(2, 3, 3, 2, 4, 4)
     with pytest.raises(ValueError, match="backend='triton' needs a CUDA device, got cpu"):
-        layer(a, pose)
+        layer(Capsules(a, pose))
     with pytest.raises(ValueError, match="backend='cpu' needs tensors on the CPU, got meta"):
         check_backend("cpu", layer.routing, a.to("meta"))
     layer.backend = "cpu"
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with pytest.raises(ValueError, match="TRITON_INTERPRET"):
-        layer(a, pose)
+        layer(Capsules(a, pose))

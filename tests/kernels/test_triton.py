@@ -9,17 +9,18 @@ import copy
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+import literal
 import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from vbcaps import CapsNet, ClassCaps, ConvCaps, Prior
+from vbcaps import CapsNet, Capsules, ClassCaps, ConvCaps, Prior
 from vbcaps.kernels.route import route
-from vbcaps.losses import nll_loss
+from vbcaps.losses import activation_nll_loss
 from vbcaps.routing import DynamicRouting, EMRouting, VBRouting
-from vbcaps.routing.fields import Fields, conv_fields, places
+from vbcaps.routing.fields import Fields, conv_fields, coordinates
 
 pytest.importorskip("triton")
 from vbcaps.kernels import dynamic, em, vb
@@ -58,7 +59,7 @@ class Problem(NamedTuple):
 def problem(
     routing, *, size=(4, 4), types=2, kernel=(3, 3), stride=(1, 1), parents=3, batch=2, scale=1.0, whole=False, seed=0
 ):
-    """Random children of a layer; ``whole``: one field over the map, weights shared by positions, places added."""
+    """Random children of a layer; ``whole``: one field over the map, weights shared by positions, coordinates added."""
     gen = torch.Generator().manual_seed(seed)
     kernel, stride = (size, (1, 1)) if whole else (kernel, stride)
     children = size[0] * size[1] * types
@@ -72,7 +73,7 @@ def problem(
         pose.to(DEVICE),
         W.to(DEVICE),
         conv_fields(*size, types, kernel, stride, DEVICE),
-        places(*size, types, F32, DEVICE) if whole else None,
+        coordinates(*size, types, F32, DEVICE) if whole else None,
     )
 
 
@@ -154,7 +155,7 @@ def routed_here(p, backend="triton", dtype=F32):
     leaves = {name: getattr(p, name).detach().to(dtype).requires_grad_() for name in ("a", "pose", "W")}
     place = None if p.place is None else p.place.to(dtype)
     logit, _, q = route(routing, *leaves.values(), p.fields, place, backend)
-    outputs = dict(logit=logit, **q._asdict())
+    outputs = dict(logit=logit, **literal.tensors(q))
     gradients = gradients_of(outputs, leaves | dict(routing.named_parameters()))
     return {name: x.detach() for name, x in outputs.items()} | gradients
 
@@ -248,7 +249,7 @@ def test_outputs_and_gradients_are_within_the_error_budget(case, layer, iters):
 @pytest.mark.parametrize("routing", ["vb", "em", "dynamic"])
 @pytest.mark.parametrize("kind", ["conv", "class", "one class", "one position"])
 def test_layers_are_within_the_error_budget(kind, routing):
-    """With padding, rectangular kernels and places; a single class for a single image; a map of one position.
+    """With padding, rectangular kernels and coordinates; a single class for a single image; a map of one position.
 
     In evaluation: the BatchNorm of training leaves the offsets a gradient of nothing but rounding.
     """
@@ -273,8 +274,8 @@ def layer_results(layer, a, pose, backend="reference", dtype=F32):
     leaves = dict(a=a.to(DEVICE, dtype).requires_grad_(), pose=pose.to(DEVICE, dtype).requires_grad_())
 
     def run():
-        out = layer(*leaves.values())
-        outputs = dict(logits=out.logits, poses=out.poses, **out.posterior._asdict())
+        out = layer(Capsules(*leaves.values()))
+        outputs = dict(logits=out.logits, poses=out.poses, **literal.tensors(out.posterior))
         return outputs, gradients_of(outputs, leaves | dict(layer.named_parameters()))
 
     with poisoned() if backend == "triton" else contextlib.nullcontext():
@@ -409,17 +410,17 @@ def test_a_compiled_layer_is_one_graph_and_gives_the_same(routing):
     a, pose = torch.rand(2, 2, 3, 1, device=DEVICE), torch.randn(2, 2, 3, 1, 4, 4, device=DEVICE)
     graph = torch.compile(layer, fullgraph=True, backend="aot_eager")
     (out, gradients), (expected, expected_gradients) = (
-        on_a_fresh_stack(step, run, layer, a, pose) for run in (graph, layer)
+        on_a_fresh_stack(step, run, layer, Capsules(a, pose)) for run in (graph, layer)
     )
     for name, x in (expected | expected_gradients).items():
         torch.testing.assert_close((out | gradients)[name], x, msg=lambda m, at=name: f"{at}: {m}")
 
 
-def step(run, layer, *inputs):
+def step(run, layer, caps):
     """One forward and backward pass of a layer or network that leaves its running statistics alone."""
     before = copy.deepcopy(layer.state_dict())
-    out = run(*inputs)
-    outputs = dict(logits=out.logits, poses=out.poses, **out.posterior._asdict())
+    out = run(caps)
+    outputs = dict(logits=out.logits, poses=out.poses, **literal.tensors(out.posterior))
     gradients = gradients_of(outputs, dict(layer.named_parameters()))
     layer.load_state_dict(before)
     return {name: x.detach() for name, x in outputs.items()}, gradients
@@ -430,8 +431,8 @@ def test_under_autocast_routing_computes_in_float32():
     a = torch.rand(2, 2, 3, 1, device=DEVICE).bfloat16()
     pose = torch.randn(2, 2, 3, 1, 4, 4, device=DEVICE).bfloat16()
     with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
-        out, gradients = on_a_fresh_stack(step, layer, layer, a, pose)
-    expected, expected_gradients = on_a_fresh_stack(step, layer, layer, a.float(), pose.float())
+        out, gradients = on_a_fresh_stack(step, layer, layer, Capsules(a, pose))
+    expected, expected_gradients = on_a_fresh_stack(step, layer, layer, Capsules(a.float(), pose.float()))
     assert_same_bits(out, expected)
     assert_same_bits(gradients, expected_gradients)
 
@@ -439,7 +440,7 @@ def test_under_autocast_routing_computes_in_float32():
 # --- what the kernels do not cover ------------------------------------------------------------------------------
 
 UNSUPPORTED = {
-    "3x3 poses": (dict(pose=3), F32, ValueError, "4x4 poses"),
+    "3x3 poses": (dict(pose_size=3), F32, ValueError, "4x4 poses"),
     "float64": ({}, F64, TypeError, "float32"),
     "full precision": (dict(routing_options=dict(prior=Prior(precision="full"))), F32, ValueError, "diagonal"),
 }
@@ -450,13 +451,13 @@ def test_unsupported_calls_are_an_error_with_triton_and_the_reference_with_auto(
     options, dtype, kind, message = UNSUPPORTED[case]
     layer = ConvCaps(2, 3, 2, **options, backend="triton").to(DEVICE, dtype).eval()
     a = torch.rand(2, 3, 3, 2, dtype=dtype, device=DEVICE)
-    pose = torch.randn(2, 3, 3, 2, layer.pose, layer.pose, dtype=dtype, device=DEVICE)
+    pose = torch.randn(2, 3, 3, 2, layer.pose_size, layer.pose_size, dtype=dtype, device=DEVICE)
     with pytest.raises(kind, match=message):
-        layer(a, pose)
+        layer(Capsules(a, pose))
     layer.backend = "auto"
-    out = layer(a, pose)
+    out = layer(Capsules(a, pose))
     layer.backend = "reference"
-    torch.testing.assert_close(out.logits, layer(a, pose).logits)
+    torch.testing.assert_close(out.logits, layer(Capsules(a, pose)).logits)
 
 
 @pytest.mark.parametrize("routing", ["vb", "em"])
@@ -464,7 +465,7 @@ def test_children_on_a_cpu_are_an_error_with_triton_but_for_its_interpreter(rout
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     layer = ClassCaps(2, 3, routing=routing, backend="triton")
     with pytest.raises(ValueError, match="CUDA"):
-        layer(torch.rand(2, 3, 3, 2), torch.randn(2, 3, 3, 2, 4, 4))
+        layer(Capsules(torch.rand(2, 3, 3, 2), torch.randn(2, 3, 3, 2, 4, 4)))
 
 
 @pytest.mark.parametrize("routing", ["vb", "em"])
@@ -473,16 +474,16 @@ def test_auto_on_a_cpu_leaves_the_interpreter_alone(routing, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     layer = ClassCaps(2, 3, routing=routing).eval()
     a, pose = torch.rand(2, 3, 3, 2), torch.randn(2, 3, 3, 2, 4, 4)
-    out = layer(a, pose)
+    out = layer(Capsules(a, pose))
     layer.backend = "reference"
-    assert torch.equal(out.logits, layer(a, pose).logits)
+    assert torch.equal(out.logits, layer(Capsules(a, pose)).logits)
 
 
 def test_a_routing_without_kernels_is_an_error_with_triton():
     layer = ConvCaps(1, 2, 1, backend="triton").to(DEVICE)
     layer.routing = nn.Identity()
     with pytest.raises(ValueError, match="no kernels for Identity"):
-        layer(torch.rand(1, 1, 1, 1, device=DEVICE), torch.randn(1, 1, 1, 1, 4, 4, device=DEVICE))
+        layer(Capsules(torch.rand(1, 1, 1, 1, device=DEVICE), torch.randn(1, 1, 1, 1, 4, 4, device=DEVICE)))
 
 
 # --- training ---------------------------------------------------------------------------------------------------
@@ -494,24 +495,23 @@ class CapsuleStack(nn.Module):
     def __init__(self, types, hidden, classes, kernel, **options):
         super().__init__()
         self.conv_caps = ConvCaps(types, hidden, kernel, **options)
-        self.class_caps = ClassCaps(hidden, classes, **options)
+        self.class_caps = ClassCaps(hidden, classes, logit_scale=False, **options)
 
-    def forward(self, a, pose):
-        caps = self.conv_caps(a, pose)
-        return self.class_caps(caps.activations, caps.poses)
+    def forward(self, caps):
+        return self.class_caps(self.conv_caps(caps))
 
 
 def losses_of(net, batches, backend, optimiser):
-    """Of one step for each batch: tensors of inputs, then of labels, whose first axis counts batches."""
+    """Return the loss of one step for each batch: inputs and labels, whose first axis counts batches."""
     net = copy.deepcopy(net)
     for layer in net.modules():
         if isinstance(layer, ConvCaps):
             layer.backend = backend
     optimiser = optimiser(net.parameters())
     losses = []
-    for *inputs, label in zip(*batches, strict=True):
+    for inputs, label in zip(*batches, strict=True):
         optimiser.zero_grad()
-        loss = nll_loss(net(*inputs).logits.flatten(1), label)
+        loss = activation_nll_loss(net(inputs).activations, label)
         loss.backward()
         optimiser.step()
         losses.append(loss.detach())
@@ -523,7 +523,8 @@ def test_five_steps_of_training_have_the_losses_of_the_reference(routing):
     """To five digits: before rounding has had the time to grow."""
     net = CapsuleStack(2, 2, 2, 2, routing=routing, routing_options=dict(iters=2)).to(DEVICE)
     inputs = torch.rand(4, 2, 2, 2), torch.randn(4, 2, 2, 2, 4, 4), torch.tensor([0, 1, 0, 1])  # the same on any device
-    batches = [x.to(DEVICE).expand(5, *x.shape) for x in inputs]
+    a, pose, label = (x.to(DEVICE) for x in inputs)
+    batches = [Capsules(a, pose)] * 5, [label] * 5
 
     def sgd(parameters):
         return torch.optim.SGD(parameters, 1e-2 if routing == "dynamic" else 1e-3)
@@ -574,7 +575,9 @@ def test_another_stream_gives_the_same_bits(case):
 def test_a_device_that_is_not_the_current_one_gives_the_same_bits(routing):
     layer = ClassCaps(4, 5, routing=routing, backend="triton")
     a, pose = torch.rand(8, 3, 3, 4), torch.randn(8, 3, 3, 4, 4, 4)
-    first, second = (layer.to(device)(a.to(device), pose.to(device)).logits.cpu() for device in ("cuda:0", "cuda:1"))
+    first, second = (
+        layer.to(device)(Capsules(a.to(device), pose.to(device))).logits.cpu() for device in ("cuda:0", "cuda:1")
+    )
     assert torch.equal(first, second)
 
 
@@ -589,10 +592,10 @@ def test_a_captured_graph_gives_the_same_bits(routing):
     """Forward and backward, replayed for inputs that the capture did not see."""
     net, a, pose = stack_and_batch(routing)
     parameters = list(net.parameters())
-    upstream = torch.randn(32, 1, 1, 5, device=DEVICE), torch.randn(32, 1, 1, 5, 4, 4, device=DEVICE)
+    upstream = torch.randn(32, 5, device=DEVICE), torch.randn(32, 5, 4, 4, device=DEVICE)
 
     def run():
-        out = net(a, pose)
+        out = net(Capsules(a, pose))
         return out.logits, out.poses, *torch.autograd.grad((out.logits, out.poses), parameters, upstream)
 
     stream = torch.cuda.Stream()
@@ -618,7 +621,7 @@ def test_a_compiled_stack_is_one_graph_and_gives_the_same(routing):
     torch._dynamo.reset()
     net, a, pose = stack_and_batch(routing)
     compiled = torch.compile(net, fullgraph=True)
-    (out, gradients), (expected, expected_gradients) = step(compiled, net, a, pose), step(net, net, a, pose)
+    (out, gradients), (expected, expected_gradients) = (step(run, net, Capsules(a, pose)) for run in (compiled, net))
     for name, x in (expected | expected_gradients).items():
         if "beta" not in name:  # BatchNorm leaves those a gradient of nothing but rounding
             assert error((out | gradients)[name], x.double()) < 1e-4, name
@@ -660,7 +663,7 @@ def test_200_steps_of_training_have_the_losses_of_the_reference(routing):
     The stated drift: up to each step, at most four times what it is between references whose first weights differ in
     the last bit. And two trainings with the kernels have the same losses to the bit.
     """
-    net = CapsNet((32, 8, 8, 8), classes=4, routing=routing, logit_scale=True).to(DEVICE)
+    net = CapsNet((32, 8, 8, 8), num_classes=4, routing=routing, logit_scale=True).to(DEVICE)
     batches = stripes(200)
 
     def losses(net, backend):

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 import tiny
 import torch
+import torch.nn.functional as F
 
 from vbcaps import models
 from vbcaps.data import View, load
 from vbcaps.data.augment import mixup
-from vbcaps.losses import nll_loss
+from vbcaps.losses import activation_nll_loss
 from vbcaps.training import checkpoint
 from vbcaps.training.checkpoint import RunError, load_weights
 from vbcaps.training.learner import Learner, NonFinite, epoch_plan
@@ -135,7 +136,10 @@ def test_a_step_is_the_loop_everyone_writes(fields):
             x, target = mixup(x, y, share, 3)
         net.zero_grad()
         out = net(x)
-        loss = nll_loss(out.logits, target, on=r.loss_on, smoothing=r.smoothing)
+        if r.loss_on == "activations":
+            loss = activation_nll_loss(out.activations, target, label_smoothing=r.smoothing)
+        else:
+            loss = F.cross_entropy(out.logits, target, label_smoothing=r.smoothing)
         loss.backward()
         for optimiser in optimisers:
             optimiser.param_groups[0]["lr"] = torch.tensor(r.learning_rate(k, 6))

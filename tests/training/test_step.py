@@ -7,14 +7,14 @@ import torch
 from torch import nn
 
 from vbcaps import CapsNet
-from vbcaps.losses import nll_loss
+from vbcaps.losses import activation_nll_loss
 from vbcaps.training.step import TrainStep
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def loss(out, y):
-    return nll_loss(out.logits, y)
+    return activation_nll_loss(out.activations, y)
 
 
 def problem(steps=4, device="cpu"):

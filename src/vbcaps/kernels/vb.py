@@ -223,5 +223,6 @@ def vb_routing_fused(
             poses_first(psi).flatten(3),
             images_first(nu),
             r,
+            p,
         ),
     )

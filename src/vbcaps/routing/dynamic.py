@@ -63,12 +63,12 @@ class DynamicRouting(nn.Module):
         return True
 
     def fused(
-        self, a: Tensor, pose: Tensor, W: Tensor, fields: Fields, place: Tensor | None, posterior: bool = True
+        self, a: Tensor, pose: Tensor, W: Tensor, fields: Fields, coordinates: Tensor | None, posterior: bool = True
     ) -> tuple[Tensor, Tensor, Agreement | None]:
         """The same for the votes that poses and weights make, without making them (``routing.route``)."""
         from vbcaps.kernels.dynamic import dynamic_routing_fused
 
-        return dynamic_routing_fused(a, pose, W, fields, place=place, iters=self.iters, posterior=posterior)
+        return dynamic_routing_fused(a, pose, W, fields, place=coordinates, iters=self.iters, posterior=posterior)
 
     def extra_repr(self) -> str:
         return f"iters={self.iters}"

@@ -113,7 +113,7 @@ class EMRouting(nn.Module):
         return True
 
     def fused(
-        self, a: Tensor, pose: Tensor, W: Tensor, fields: Fields, place: Tensor | None, posterior: bool = True
+        self, a: Tensor, pose: Tensor, W: Tensor, fields: Fields, coordinates: Tensor | None, posterior: bool = True
     ) -> tuple[Tensor, Tensor, Mixture | None]:
         """The same for the votes that poses and weights make, without making them (``routing.route``)."""
         from vbcaps.kernels.em import em_routing_fused
@@ -123,7 +123,7 @@ class EMRouting(nn.Module):
             pose,
             W,
             fields,
-            place=place,
+            place=coordinates,
             iters=self.iters,
             beta_a=self.beta_a,
             beta_u=self.beta_u,

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from vbcaps.data import Split, View
 from vbcaps.data.augment import mixup
 from vbcaps.layers import Capsules
-from vbcaps.losses import nll_loss, spread_loss, spread_margin
+from vbcaps.losses import activation_nll_loss, spread_loss, spread_margin
 from vbcaps.models import Network, Scores
 from vbcaps.training.distributed import ALONE, Group, synchronise
 from vbcaps.training.muon import Muon, is_map
@@ -192,7 +193,9 @@ class Learner:
     def loss(self, out: Capsules | Scores, y: Tensor) -> Tensor:
         if self.recipe.loss == "spread":
             return spread_loss(out.activations, y, self.rate[0, 1])
-        return nll_loss(out.logits, y, on=self.recipe.loss_on, smoothing=self.recipe.smoothing)
+        if self.recipe.loss_on == "activations":
+            return activation_nll_loss(out.activations, y, label_smoothing=self.recipe.smoothing)
+        return F.cross_entropy(out.logits, y, label_smoothing=self.recipe.smoothing)
 
     def average(self) -> None:
         """Of weights and of BatchNorm's statistics: those of the last step need not fit the average of weights."""
