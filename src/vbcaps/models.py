@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vbcaps.layers import Capsules, ClassCaps, ConvCaps, PrimaryCaps, check_counts
+from vbcaps.layers import BatchNorm2d, Capsules, ClassCaps, ConvCaps, PrimaryCaps, check_counts
 from vbcaps.routing import Posterior
 
 STEMS = ("conv", "residual")
@@ -199,7 +199,7 @@ def make_stem(stem: str, in_channels: int, filters: int) -> "ConvStem | Residual
 def _conv(channels: int, filters: int, kernel: int, stride: int = 1, padding: int = 0) -> nn.Sequential:
     conv = nn.Conv2d(channels, filters, kernel, stride, padding, bias=False)
     nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
-    return nn.Sequential(conv, nn.BatchNorm2d(filters))
+    return nn.Sequential(conv, BatchNorm2d(filters))
 
 
 class ConvStem(nn.Module):

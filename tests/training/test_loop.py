@@ -48,26 +48,6 @@ def finished(tmp_path_factory):
 # --- few steps -------------------------------------------------------------------------------------------------------
 
 
-def test_statistics_begin_with_those_of_the_first_batch():
-    learner = learner_of(ema=0.9)
-    fresh = learner_of()
-    torch.manual_seed(0)
-    x = fresh.images(fresh.k)[0]
-    found = {}
-    norms = {name: module for name, module in fresh.net.named_modules() if hasattr(module, "running_var")}
-    for name, norm in norms.items():
-        norm.register_forward_hook(lambda norm, given, out, name=name: found.update({name: given[0]}))
-    fresh.net(x)
-    assert len(norms) > 4
-    for net in (learner.net, learner.ema):
-        for name, module in net.named_modules():
-            if name in norms:
-                channels = found[name].transpose(0, 1).flatten(1)
-                torch.testing.assert_close(module.running_mean, channels.mean(1))
-                torch.testing.assert_close(module.running_var, channels.var(1))
-                assert (module.momentum, int(module.num_batches_tracked)) == (0.1, 0)
-
-
 @pytest.mark.parametrize(
     "fields", [dict(epochs=40), dict(epochs=30, ema=0.998, arch=(8, 4, 4, 4))], ids=["last", "ema"]
 )

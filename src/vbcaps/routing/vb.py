@@ -256,6 +256,11 @@ def rounded(q: Posterior, dtype: torch.dtype) -> Posterior:
     return to(q, dtype)._replace(psi=q.psi) if q.full else to(q, dtype)
 
 
+def without_gradient(x: Tensor) -> Tensor:
+    """Return x with the gradient 0: a parameter that has none would stop DistributedDataParallel."""
+    return x.detach() + 0 * x
+
+
 def in_float64(values: Values) -> Values:
     """Return the same in float64: entropies and divergences are differences of large numbers."""
     return to(values, torch.float64)
@@ -302,6 +307,7 @@ class VBRouting(nn.Module):
         prior = Prior(dim=dim) if prior is None else copy.deepcopy(prior)
         check_prior(prior, types, dim)
         self.iters, self.activation, self.through, self.prior = iters, activation, through, prior
+        self.normalised = False  # whether BatchNorm follows: capsule layers set it
         self.beta_a = nn.Parameter(torch.zeros(types))
         self.beta_u = nn.Parameter(torch.zeros(types))
 
@@ -315,9 +321,20 @@ class VBRouting(nn.Module):
             iters=self.iters,
             activation=self.activation,
             through=self.through,
-            beta_a=self.beta_a,
-            beta_u=self.beta_u,
+            **self.offsets(),
         )
+
+    def offsets(self) -> dict[str, Tensor]:
+        """Return beta_a and beta_u, without a gradient where BatchNorm subtracts them.
+
+        In training BatchNorm takes away what all parents of a type have in common: the true gradient of such an offset
+        is 0. Rounding leaves 1e-9 of it, which Adam blows up to steps of full length: the offset walks at random,
+        faster than running statistics can follow, and the network is at chance in ``eval`` mode.
+        """
+        if not (self.training and self.normalised):
+            return dict(beta_a=self.beta_a, beta_u=self.beta_u)
+        beta_u = self.beta_u if self.activation == "paper" else without_gradient(self.beta_u)
+        return dict(beta_a=without_gradient(self.beta_a), beta_u=beta_u)
 
     @property
     def fusable(self) -> bool:
@@ -339,8 +356,7 @@ class VBRouting(nn.Module):
             iters=self.iters,
             activation=self.activation,
             through=self.through,
-            beta_a=self.beta_a,
-            beta_u=self.beta_u,
+            **self.offsets(),
             posterior=posterior,
         )
 
