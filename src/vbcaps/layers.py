@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vbcaps.kernels.route import BACKENDS, HAS_TRITON, route
+from vbcaps.kernels.route import BACKENDS, HAS_TRITON, in_fields, route
 from vbcaps.routing import ROUTINGS, Agreement, Mixture, Posterior
 from vbcaps.routing.fields import Fields, conv_fields, coordinates
 
@@ -190,6 +190,30 @@ class PrimaryCaps(nn.Module):
         return Capsules(images_last(logit.sigmoid()), images_last(pose), logit)
 
 
+class LayerTrace(NamedTuple):
+    """How a capsule layer routed: what `ConvCaps.trace` gives.
+
+    Of a `ClassCaps` layer votes, activations and iterations have no axis l.
+
+    Args:
+        children: what the layer was given.
+        parents: what it gives, the posterior included.
+        fields: who sees whom; ``fields.child[l, i]`` is the number of the child in slot i of field l. Children are
+            counted row by row, column by column, type by type, over the padded map.
+        activations: of the child in each slot, ``n l i``.
+        votes: for each parent, ``n l i j d``.
+        iterations: for each iteration what routing knew after it, with the responsibilities ``r`` that it used:
+            `Posterior` (VB), `Mixture` (EM) or `Agreement` (Dynamic). The last is ``parents.posterior``.
+    """
+
+    children: Capsules
+    parents: Capsules
+    fields: Fields
+    activations: Tensor
+    votes: Tensor
+    iterations: tuple[RoutingResult, ...]
+
+
 class Children(NamedTuple):
     """What a layer routes: its children, numbered ``c``, and who sees which."""
 
@@ -312,6 +336,30 @@ class ConvCaps(nn.Module):
             logit, m, q = route(self.routing, a, pose, W, fields, coordinates, self.backend, posterior)
             return self.parents_of(logit, m, q, size)
 
+    def trace(self, caps: Capsules) -> LayerTrace:
+        """Route ``caps`` by the readable reference, and keep every step of it.
+
+        As in ``forward`` BatchNorm normalises by the batch in training; its running statistics then take the batch in.
+
+        Example:
+            >>> layer = ConvCaps(4, 8, kernel_size=3).eval()
+            >>> caps = Capsules(torch.rand(2, 5, 5, 4), torch.randn(2, 5, 5, 4, 4, 4))
+            >>> trace = layer.trace(caps)
+            >>> trace.votes.shape, len(trace.iterations)
+            (torch.Size([2, 9, 36, 8, 16]), 3)
+            >>> bounds = [q.elbo(trace.activations, trace.votes).total for q in trace.iterations]
+            >>> bool((bounds[2] > bounds[1]).all())
+            True
+        """
+        self.check(caps)
+        with without_autocast(caps.activations.device):
+            a, pose, W, fields, coordinates, size = self.children_of(caps)
+            activations, votes = in_fields(a, pose, W, fields, coordinates)
+            history: list[RoutingResult] = []
+            logit, q = self.routing(activations, votes, fields.child, a.shape[1], history)
+            parents = self.parents_of(logit, q.m.unflatten(-1, pose.shape[-2:]), q, size)
+        return LayerTrace(caps, parents, fields, activations, votes, tuple(history))
+
     def children_of(self, caps: Capsules) -> Children:
         """Number the children of the map, padded, and lay a field for each parent over them."""
         a, pose = at_least_float32(caps.activations), at_least_float32(caps.poses)
@@ -397,6 +445,18 @@ class ClassCaps(ConvCaps):
         super().__init__(in_caps, num_classes, 1, **options)
         self.num_classes = num_classes
         self.scale = nn.Parameter(torch.ones(())) if logit_scale else None
+
+    def trace(self, caps: Capsules) -> LayerTrace:
+        """Route ``caps`` by the readable reference, and keep every step of it, without the axis l.
+
+        Example:
+            >>> trace = ClassCaps(4, 10).eval().trace(Capsules(torch.rand(2, 3, 3, 4), torch.randn(2, 3, 3, 4, 4, 4)))
+            >>> trace.votes.shape, trace.iterations[-1].r.shape
+            (torch.Size([2, 36, 10, 16]), torch.Size([2, 36, 10]))
+        """
+        trace = super().trace(caps)
+        iterations = tuple(map(without_position, trace.iterations))
+        return trace._replace(activations=trace.activations[:, 0], votes=trace.votes[:, 0], iterations=iterations)
 
     def children_of(self, caps: Capsules) -> Children:
         """Number all children of the map, and lay one field over them."""

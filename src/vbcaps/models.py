@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vbcaps.layers import BatchNorm2d, Capsules, ClassCaps, ConvCaps, PrimaryCaps, check_counts
+from vbcaps.layers import BatchNorm2d, Capsules, ClassCaps, ConvCaps, LayerTrace, PrimaryCaps, check_counts
 from vbcaps.routing import Posterior
 
 STEMS = ("conv", "residual")
@@ -92,6 +92,44 @@ class CapsNet(nn.Module):
         caps = self.conv_caps1(caps, posterior=False)
         caps = self.conv_caps2(caps, posterior=False)
         return self.class_caps(caps)
+
+    def trace(self, x: Tensor) -> "NetworkTrace":
+        """Classify images by the readable reference, and keep what every layer did.
+
+        Args:
+            x: standardised images ``n in_channels height width``.
+
+        Example:
+            >>> net = CapsNet((8, 4, 4, 4), num_classes=3).eval()
+            >>> trace = net.trace(torch.randn(2, 2, 32, 32))
+            >>> for name, layer in trace.layers.items():
+            ...     print(name, tuple(layer.votes.shape), tuple(layer.iterations[-1].r.shape))
+            conv_caps1 (2, 36, 36, 4, 16) (2, 36, 36, 4)
+            conv_caps2 (2, 16, 36, 4, 16) (2, 16, 36, 4)
+            class_caps (2, 64, 3, 16) (2, 64, 3)
+        """
+        check_images(x, (self.in_channels, *self.image_size))
+        features = self.stem(x)
+        caps, layers = self.primary_caps(features), {}
+        for name in ("conv_caps1", "conv_caps2", "class_caps"):
+            layers[name] = getattr(self, name).trace(caps)
+            caps = layers[name].parents
+        return NetworkTrace(features, layers, caps)
+
+
+class NetworkTrace(NamedTuple):
+    """How a network came to its answer: what `CapsNet.trace` gives.
+
+    Args:
+        features: what the stem makes of the images, ``n channels h w``.
+        layers: by the names ``conv_caps1``, ``conv_caps2`` and ``class_caps``, each with its input (``children``) and
+            output (``parents``); the children of the first are the primary capsules.
+        output: the network's answer, as ``forward`` gives it.
+    """
+
+    features: Tensor
+    layers: dict[str, LayerTrace]
+    output: Capsules
 
 
 def current_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

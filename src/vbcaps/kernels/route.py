@@ -47,13 +47,18 @@ def route(
     if use_kernels:
         fused: Callable = routing.fused  # type: ignore[assignment]
         return fused(a, pose, W, fields, place, posterior)
+    logit, q = routing(*in_fields(a, pose, W, fields, place), fields.child, a.shape[1])
+    return logit, q.m.unflatten(-1, pose.shape[-2:]), q if posterior else None
+
+
+def in_fields(a: Tensor, pose: Tensor, W: Tensor, fields: Fields, place: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return what the reference routes: activations of the children in all slots, ``n l i``, votes ``n l i j d``."""
     child = fields.child
     slots = child.flatten()
     V = votes(pose.index_select(1, slots).unflatten(1, child.shape), W.repeat(child.shape[1] // len(W), 1, 1, 1))
     if place is not None:
         V = V + at_right_hand_column(place, pose.shape[-1])[:, None]
-    logit, q = routing(a.index_select(1, slots).unflatten(1, child.shape), V, child, a.shape[1])
-    return logit, q.m.unflatten(-1, pose.shape[-2:]), q if posterior else None
+    return a.index_select(1, slots).unflatten(1, child.shape), V
 
 
 def can_fuse(routing: nn.Module, a: Tensor, pose: Tensor, W: Tensor, fields: Fields) -> bool:

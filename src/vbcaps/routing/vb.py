@@ -163,6 +163,7 @@ def vb_routing(
     through: str = "all",
     beta_a: Tensor | float = 0.0,
     beta_u: Tensor | float = 0.0,
+    history: list[Posterior] | None = None,
 ) -> tuple[Tensor, Posterior]:
     """Route children to parents.
 
@@ -197,6 +198,8 @@ def vb_routing(
         q = update_q_parameters(r, a, V, p, prior.precision)
         E_ln_pi = expected_log_pi(q.alpha)
         E_lndet = expected_logdet(q, prior.precision)
+        if history is not None:
+            history.append(rounded(q, dtype))
         if t < iters - 1:  # nothing would read the last q(z)
             ln_p = 0.5 * (E_lndet[:, :, None] - expected_mahalanobis(V, q))
             r = softmax_over_parents(E_ln_pi[:, :, None] + ln_p, child, children)
@@ -311,7 +314,14 @@ class VBRouting(nn.Module):
         self.beta_a = nn.Parameter(torch.zeros(types))
         self.beta_u = nn.Parameter(torch.zeros(types))
 
-    def forward(self, a: Tensor, V: Tensor, child: Tensor, children: int | None = None) -> tuple[Tensor, Posterior]:
+    def forward(
+        self,
+        a: Tensor,
+        V: Tensor,
+        child: Tensor,
+        children: int | None = None,
+        history: list[Posterior] | None = None,
+    ) -> tuple[Tensor, Posterior]:
         return vb_routing(
             a,
             V,
@@ -321,6 +331,7 @@ class VBRouting(nn.Module):
             iters=self.iters,
             activation=self.activation,
             through=self.through,
+            history=history,
             **self.offsets(),
         )
 
