@@ -25,7 +25,7 @@ from measure import Measured, compile_ahead, graphed, measure, record, the_devic
 from torch import Tensor
 
 from vbcaps import CapsNet
-from vbcaps.losses import nll_loss
+from vbcaps.losses import activation_nll_loss
 from vbcaps.training.step import TrainStep
 
 NETWORKS = ("64,8,16,16,5", "64,16,16,16,5", "64,16,32,32,5", "64,16,32,32,10")
@@ -68,7 +68,9 @@ def make_call(case: Case, mode: str, how: str, device: torch.device) -> Callable
         run: Any = torch.compile(net) if how == "compiled" else net
         if mode == "training":
             optimiser = torch.optim.Adam(net.parameters(), 3e-3, fused=device.type == "cuda")
-            step = TrainStep(run, optimiser, lambda out, y: nll_loss(out.logits, y), capture=how == "ours")
+            step = TrainStep(
+                run, optimiser, lambda out, y: activation_nll_loss(out.activations, y), capture=how == "ours"
+            )
             return lambda: step(x, y)
         net.eval()
 

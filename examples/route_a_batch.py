@@ -4,9 +4,9 @@ import argparse
 import time
 
 import torch
+import torch.nn.functional as F
 
 from vbcaps import CapsNet
-from vbcaps.losses import nll_loss
 from vbcaps.routing import Posterior
 
 
@@ -20,18 +20,18 @@ def main() -> None:
     images = torch.randn(arguments.batch, 2, 32, 32)
     labels = torch.randint(5, (arguments.batch,))
     for routing in ("vb", "em", "dynamic"):
-        net = CapsNet(arch=(64, 16, 16, 16), in_channels=2, classes=5, image_size=32, routing=routing)
+        net = CapsNet(arch=(64, 16, 16, 16), in_channels=2, num_classes=5, image_size=32, routing=routing)
         start = time.perf_counter()
         out = net(images)
-        loss = nll_loss(out.logits, labels)
+        loss = F.cross_entropy(out.logits, labels)
         loss.backward()
         seconds = time.perf_counter() - start
         parameters = sum(p.numel() for p in net.parameters())
         print(f"{routing:8s} {parameters:,} parameters, loss {loss:.3f}, forward and backward in {seconds:.2f} s")
         if isinstance(out.posterior, Posterior):
-            _, information = out.posterior.kl(net.class_caps.routing.prior)
+            _, information = out.posterior.kl()
             print("         activations of image 0:", " ".join(f"{a:.2f}" for a in out.activations[0].tolist()))
-            print("         nats learned about each class capsule:", " ".join(f"{k:.1f}" for k in information[0, 0]))
+            print("         nats learned about each class capsule:", " ".join(f"{k:.1f}" for k in information[0]))
 
 
 if __name__ == "__main__":

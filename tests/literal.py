@@ -30,6 +30,11 @@ def random_problem(
     return a, V, child
 
 
+def tensors(q):
+    """Return what routing knows about its parents by name, without the prior."""
+    return {name: x for name, x in q._asdict().items() if name != "prior"}
+
+
 def extreme_inputs(dtype=torch.float32, dim=4):
     """What every routing must survive, by name: a, V and child. Two fields of four children share one of them."""
     gen = torch.Generator().manual_seed(0)

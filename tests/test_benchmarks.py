@@ -129,7 +129,7 @@ def test_votes_are_as_many_as_the_network_makes(sweep, value):
     made = []
 
     def count(layer, args, caps):
-        taps = args[0].shape[1:3].numel() if isinstance(layer, ClassCaps) else math.prod(layer.kernel)
+        taps = args[0].activations.shape[1:3].numel() if isinstance(layer, ClassCaps) else math.prod(layer.kernel_size)
         made.append(caps.activations[0].numel() * taps * layer.in_caps)
 
     for layer in net.modules():

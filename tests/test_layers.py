@@ -4,14 +4,18 @@ import itertools
 import math
 import re
 
+import literal
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 import vbcaps.layers
-from vbcaps import ClassCaps, ConvCaps, PrimaryCaps, Prior
+from vbcaps import Capsules, ClassCaps, ConvCaps, PrimaryCaps, Prior
+from vbcaps.layers import BatchNorm, BatchNorm2d
 from vbcaps.routing import dynamic_routing, em_routing, vb_routing
-from vbcaps.routing.fields import places
+from vbcaps.routing.fields import coordinates
 from vbcaps.routing.votes import at_right_hand_column
 
 ROUTINGS = ("vb", "em", "dynamic")
@@ -25,7 +29,7 @@ def _seed():
 
 def capsules(n, h, w, c, p, dtype=torch.float64):
     """Activations n h w c in (0, 1) and poses n h w c p p."""
-    return torch.rand(n, h, w, c, dtype=dtype), torch.randn(n, h, w, c, p, p, dtype=dtype)
+    return Capsules(torch.rand(n, h, w, c, dtype=dtype), torch.randn(n, h, w, c, p, p, dtype=dtype))
 
 
 def with_random_betas(layer):
@@ -50,9 +54,10 @@ def standardised(x, dims):
     return (x - x.mean(dims, keepdim=True)) / (x.var(dims, correction=0, keepdim=True) + 1e-5).sqrt()
 
 
-def naive_conv_caps(layer, a, pose):
+def naive_conv_caps(layer, caps):
     """One field, one tap, one type, one parent at a time: a l i, V l i j d, child l i and the map's size."""
-    (kh, kw), (sh, sw), (ph, pw) = layer.kernel, layer.stride, layer.padding
+    (kh, kw), (sh, sw), (ph, pw) = layer.kernel_size, layer.stride, layer.padding
+    a, pose = caps[:2]
     n, h, w, c = a.shape
     rows, cols = range(0, h + 2 * ph - kh + 1, sh), range(0, w + 2 * pw - kw + 1, sw)
     fields = []
@@ -62,7 +67,7 @@ def naive_conv_caps(layer, a, pose):
             y, x = top + dy - ph, left + dx - pw
             inside = 0 <= y < h and 0 <= x < w
             a_i = a[:, y, x, t] if inside else a.new_zeros(n)
-            M = pose[:, y, x, t] if inside else pose.new_zeros(n, layer.pose, layer.pose)
+            M = pose[:, y, x, t] if inside else pose.new_zeros(n, layer.pose_size, layer.pose_size)
             votes = torch.stack([(M @ layer.weight[dy, dx, t, j]).flatten(1) for j in range(layer.out_caps)], 1)
             number = ((top + dy) * (w + 2 * pw) + left + dx) * c + t
             field.append((a_i, votes, number))
@@ -73,7 +78,7 @@ def naive_conv_caps(layer, a, pose):
     logit, q = route_by_hand(layer, a_l, V, child, (h + 2 * ph) * (w + 2 * pw) * c)
     size = (n, len(rows), len(cols), layer.out_caps)
     m = standardised(q.m, (0, 1, 3)) if layer.norm_pose is not None else q.m
-    return standardised(logit, (0, 1)).reshape(size), m.reshape(*size, layer.pose, layer.pose), q
+    return standardised(logit, (0, 1)).reshape(size), m.reshape(*size, layer.pose_size, layer.pose_size), q
 
 
 # in_caps, out_caps, kernel, stride, padding, pose, (h, w)
@@ -96,27 +101,27 @@ SHAPES = [
 @pytest.mark.parametrize("norm_pose", [True, False])
 def test_conv_caps_equal_a_loop_over_fields_taps_and_types(shape, routing, norm_pose):
     c, j, kernel, stride, padding, p, (h, w) = shape
-    layer = ConvCaps(c, j, kernel, stride, padding, pose=p, routing=routing, norm_pose=norm_pose).double()
+    layer = ConvCaps(c, j, kernel, stride, padding, pose_size=p, routing=routing, norm_pose=norm_pose).double()
     with_random_betas(layer)
-    a, pose = capsules(2, h, w, c, p)
-    out = layer(a, pose)
-    logits, poses, q = naive_conv_caps(layer, a, pose)
+    caps = capsules(2, h, w, c, p)
+    out = layer(caps)
+    logits, poses, q = naive_conv_caps(layer, caps)
     assert out.logits.shape == (2, *layer.output_size(h, w), j)
     torch.testing.assert_close(out.logits, logits)
     torch.testing.assert_close(out.activations, 1 / (1 + (-logits).exp()))
     torch.testing.assert_close(out.poses, poses)
-    for name in q._fields:
-        torch.testing.assert_close(getattr(out.posterior, name), getattr(q, name), msg=lambda m, s=name: f"{s}: {m}")
+    for name, x in literal.tensors(q).items():
+        torch.testing.assert_close(getattr(out.posterior, name), x, msg=lambda m, s=name: f"{s}: {m}")
 
 
 @pytest.mark.parametrize("precision", ["gamma", "wishart", "full"])
 def test_conv_caps_hand_their_prior_to_routing(precision):
     nu0 = 0.5 if precision == "gamma" else 4.5
     prior = Prior(0.3, 0.7, 2.0, 0.4, nu0, dim=4, precision=precision, dtype=torch.float64)
-    layer = ConvCaps(2, 3, 2, pose=2, routing_options=dict(prior=prior), norm_pose=False).double()
-    a, pose = capsules(2, 3, 3, 2, 2)
-    out = layer(a, pose)
-    logits, poses, q = naive_conv_caps(layer, a, pose)
+    layer = ConvCaps(2, 3, 2, pose_size=2, routing_options=dict(prior=prior), norm_pose=False).double()
+    caps = capsules(2, 3, 3, 2, 2)
+    out = layer(caps)
+    logits, poses, q = naive_conv_caps(layer, caps)
     torch.testing.assert_close(out.logits, logits)
     torch.testing.assert_close(out.poses, poses)
     torch.testing.assert_close(out.posterior.psi, q.psi)
@@ -126,18 +131,18 @@ def test_conv_caps_hand_their_prior_to_routing(precision):
 @pytest.mark.parametrize(("kernel", "stride", "padding"), [(3, 1, 1), (3, 2, 2), ((2, 3), (1, 2), (1, 0))])
 def test_padding_adds_children_that_are_off(routing, kernel, stride, padding):
     """Zeros laid around the activations by hand give the same, and so does any pose for those children."""
-    padded = ConvCaps(3, 2, kernel, stride, padding, pose=2, routing=routing).double()
-    plain = ConvCaps(3, 2, kernel, stride, 0, pose=2, routing=routing).double()
+    padded = ConvCaps(3, 2, kernel, stride, padding, pose_size=2, routing=routing).double()
+    plain = ConvCaps(3, 2, kernel, stride, 0, pose_size=2, routing=routing).double()
     plain.load_state_dict(padded.state_dict())
-    a, pose = capsules(2, 5, 4, 3, 2)
+    a, pose = capsules(2, 5, 4, 3, 2)[:2]
     top, left = padded.padding
     around = (0, 0, left, left, top, top)
     off = torch.ones_like(a[:1, ..., :1])
     off = F.pad(off, around, value=0.0)[..., None, None] == 0
     a_big, pose_big = F.pad(a, around), F.pad(pose, (0, 0, 0, 0, *around))
-    out = padded(a, pose)
+    out = padded(Capsules(a, pose))
     for fill in (0.0, torch.randn_like(pose_big)):
-        by_hand = plain(a_big, torch.where(off, fill, pose_big))
+        by_hand = plain(Capsules(a_big, torch.where(off, fill, pose_big)))
         torch.testing.assert_close(out.logits, by_hand.logits)
         torch.testing.assert_close(out.poses, by_hand.poses)
 
@@ -145,7 +150,7 @@ def test_padding_adds_children_that_are_off(routing, kernel, stride, padding):
 @pytest.mark.parametrize("b", [0.0, 0.01, 0.5])
 @pytest.mark.parametrize("pose", [2, 4])
 def test_identity_init_is_one_on_the_diagonal_and_uniform_beside_it(b, pose):
-    weight = ConvCaps(8, 8, (3, 2), pose=pose, init="identity", noise=b).weight.detach()
+    weight = ConvCaps(8, 8, (3, 2), pose_size=pose, init="identity", noise=b).weight.detach()
     beside = weight[..., ~torch.eye(pose, dtype=torch.bool)]
     assert torch.equal(weight.diagonal(dim1=-2, dim2=-1), torch.ones(3, 2, 8, 8, pose))
     assert beside.min() >= 0
@@ -159,7 +164,7 @@ def test_identity_init_is_one_on_the_diagonal_and_uniform_beside_it(b, pose):
 )
 def test_glorot_init_has_the_papers_range_times_gain(kernel, c, j, pose, gain):
     """r = sqrt(6) / sqrt(c_i k^2 p^2 + d_j k^2 p^2); a uniform's variance is r^2 / 3."""
-    weight = ConvCaps(c, j, kernel, pose=pose, init="glorot", gain=gain).weight.detach()
+    weight = ConvCaps(c, j, kernel, pose_size=pose, init="glorot", gain=gain).weight.detach()
     k2 = weight.shape[0] * weight.shape[1]
     r = gain * math.sqrt(6) / math.sqrt(c * k2 * pose**2 + j * k2 * pose**2)
     assert weight.abs().max() <= r
@@ -174,7 +179,7 @@ def layers_with_inputs(norm_pose=True, n=4, size=(5, 6), routing="vb"):
     options = dict(routing=routing, norm_pose=norm_pose)
     kernel = min(3, *size)
     return [
-        (PrimaryCaps(6, 3, norm_pose=norm_pose).double(), (torch.randn(n, 6, *size, dtype=torch.float64),)),
+        (PrimaryCaps(6, 3, norm_pose=norm_pose).double(), torch.randn(n, 6, *size, dtype=torch.float64)),
         (ConvCaps(3, 5, kernel, **options).double(), caps),
         (ClassCaps(3, 5, **options).double(), caps),
     ]
@@ -184,8 +189,8 @@ def layers_with_inputs(norm_pose=True, n=4, size=(5, 6), routing="vb"):
 def test_logits_have_zero_mean_and_unit_variance_per_type_in_training(kind):
     layer, inputs = layers_with_inputs(n=8)[kind]
     layer.norm_a.eps = layer.norm_pose.eps = 1e-15
-    out = layer(*inputs)
-    logits, poses = out.logits.flatten(0, 2), out.poses.movedim(3, 0).flatten(1)
+    out = layer(inputs)
+    logits, poses = out.logits.flatten(0, -2), out.poses.movedim(-3, 0).flatten(1)
     types = logits.shape[1]
     assert list(layer.norm_a.parameters()) == list(layer.norm_pose.parameters()) == []
     torch.testing.assert_close(logits.mean(0), torch.zeros(types).double())
@@ -199,24 +204,24 @@ def test_logits_have_zero_mean_and_unit_variance_per_type_in_training(kind):
 def test_evaluation_uses_running_statistics(kind):
     """One image gives the same whether it comes alone or in a batch; in training it does not."""
     layer, inputs = layers_with_inputs()[kind]
-    layer(*inputs)
-    one = [x[:1] for x in inputs]
-    assert not torch.allclose(layer(*one).logits, layer(*inputs).logits[:1])
+    layer(inputs)
+    one = tree_map_only(torch.Tensor, lambda x: x[:1], inputs)
+    assert not torch.allclose(layer(one).logits, layer(inputs).logits[:1])
     layer.eval()
-    torch.testing.assert_close(layer(*one).logits, layer(*inputs).logits[:1])
-    torch.testing.assert_close(layer(*one).poses, layer(*inputs).poses[:1])
+    torch.testing.assert_close(layer(one).logits, layer(inputs).logits[:1])
+    torch.testing.assert_close(layer(one).poses, layer(inputs).poses[:1])
 
 
 @pytest.mark.parametrize("kind", [1, 2], ids=["conv", "class"])
 def test_without_norm_pose_the_poses_are_the_posterior_means(kind):
     layer, inputs = layers_with_inputs(norm_pose=False)[kind]
-    out = layer(*inputs)
+    out = layer(inputs)
     assert layer.norm_pose is None
     assert torch.equal(out.poses, out.posterior.m.view_as(out.poses))
 
 
 def test_primary_caps_are_a_convolution_split_into_poses_and_logits():
-    layer = PrimaryCaps(5, 3, pose=2, norm_pose=False).eval()
+    layer = PrimaryCaps(5, 3, pose_size=2, norm_pose=False).eval()
     x = torch.randn(2, 5, 4, 3)
     out = layer(x)
     for y, z, c in itertools.product(range(4), range(3), range(3)):
@@ -232,14 +237,18 @@ def test_one_value_per_type_in_training_is_finite(kind, routing):
     """One image on a 1x1 map: it is normalised by the running statistics and leaves them alone."""
     layer, inputs = layers_with_inputs(n=1, size=(1, 1), routing=routing)[kind]
     before = {name: buffer.clone() for name, buffer in layer.norm_a.named_buffers()}
-    inputs = [x.requires_grad_() for x in inputs]
-    out = layer(*inputs)
+    inputs = tree_map_only(torch.Tensor, lambda x: x.requires_grad_(), inputs)
+    out = layer(inputs)
     (out.logits.sum() + out.poses.square().sum()).backward()
     assert out.logits.isfinite().all()
     assert out.poses.isfinite().all()
-    assert all(t.grad.isfinite().all() for t in (*inputs, *layer.parameters()) if t.grad is not None)
+    assert all(
+        t.grad.isfinite().all()
+        for t in (*(x for x in tree_leaves(inputs) if x is not None), *layer.parameters())
+        if t.grad is not None
+    )
     assert all(torch.equal(buffer, before[name]) for name, buffer in layer.norm_a.named_buffers())
-    torch.testing.assert_close(out.logits, layer.eval()(*inputs).logits)
+    torch.testing.assert_close(out.logits, layer.eval()(inputs).logits)
 
 
 @pytest.mark.parametrize("routing", ROUTINGS)
@@ -248,12 +257,43 @@ def test_one_value_per_type_in_training_is_finite(kind, routing):
 def test_poses_of_1e9_are_finite(kind, training, routing):
     torch.manual_seed(0)
     layer = kind(2, 3, routing=routing).train(training)
-    a, pose = capsules(2, 4, 4, 2, 4, dtype=torch.float32)
+    a, pose = capsules(2, 4, 4, 2, 4, dtype=torch.float32)[:2]
     a, pose = a.requires_grad_(), (1e9 * pose).requires_grad_()
-    out = layer(a, pose)
+    out = layer(Capsules(a, pose))
     (out.logits.square().sum() + out.poses.square().mean()).backward()
     gradients = [x.grad for x in (a, pose, *layer.parameters()) if x.grad is not None]
     assert all(x.isfinite().all() for x in (out.logits, out.poses, *gradients, *layer.buffers()))
+
+
+@pytest.mark.parametrize("make", [lambda: BatchNorm(3), lambda: BatchNorm2d(3)], ids=["capsules", "map"])
+def test_batch_norm_is_pytorchs_but_for_how_running_statistics_begin(make):
+    """Outputs to the bit; batch t has the share max(t^(-1/3), momentum), and the first replaces 0 and 1."""
+    ours, plain = make(), nn.BatchNorm2d(3, affine=False)
+    mean, var = torch.zeros(3), torch.ones(3)
+    for t in range(1, 7):
+        ours.num_batches_tracked.fill_(400 * (t == 6) + t - 1)
+        x = 3 * torch.randn(4, 3, 5, 2) + t
+        assert torch.equal(ours(x if isinstance(ours, BatchNorm2d) else x.flatten(2)).view_as(x), plain(x))
+        share = max(float(ours.num_batches_tracked) ** (-1 / 3), 0.1)
+        mean = mean + share * (x.mean((0, 2, 3)) - mean)
+        var = var + share * (x.var((0, 2, 3)) - var)
+        torch.testing.assert_close(ours.running_mean, mean)
+        torch.testing.assert_close(ours.running_var, var)
+    assert ours.state_dict().keys() - {"weight", "bias"} == plain.state_dict().keys()
+
+
+@pytest.mark.parametrize("activation", ["released", "paper"])
+def test_offsets_that_batch_norm_takes_away_have_no_gradient_in_training(activation):
+    layer = ConvCaps(3, 2, 2, routing_options=dict(activation=activation)).double()
+    caps = capsules(2, 4, 4, 3, 4)
+    beta_a, beta_u = layer.routing.beta_a, layer.routing.beta_u
+    layer(caps).logits.pow(3).sum().backward()
+    assert torch.equal(beta_a.grad, torch.zeros(2).double())
+    assert bool(beta_u.grad.any()) == (activation == "paper")  # times r_j, so it is no offset
+    layer.zero_grad()
+    layer.eval()(caps).logits.pow(3).sum().backward()
+    assert beta_a.grad.abs().min() > 0.01
+    assert beta_u.grad.abs().min() > 0.01
 
 
 def quiet_field(a, pose):
@@ -288,18 +328,18 @@ def quiet_field(a, pose):
 def test_awkward_children_give_finite_outputs_and_gradients(change, routing, options, norm_pose):
     options = dict(routing=routing, routing_options=options, norm_pose=norm_pose, init="identity", noise=0.0)
     for layer in (ConvCaps(3, 2, 2, **options), ClassCaps(3, 2, **options)):
-        a, pose = (x.detach().requires_grad_() for x in change(*capsules(2, 4, 4, 3, 4, dtype=torch.float32)))
-        out = layer(a, pose)
+        a, pose = (x.detach().requires_grad_() for x in change(*capsules(2, 4, 4, 3, 4, dtype=torch.float32)[:2]))
+        out = layer(Capsules(a, pose))
         (
             out.logits * torch.randn_like(out.logits) + (out.poses * torch.randn_like(out.poses)).sum((-2, -1))
         ).sum().backward()
-        assert all(t.isfinite().all() for t in (out.logits, out.activations, out.poses, *out.posterior))
+        assert all(t.isfinite().all() for t in tree_leaves(out))
         assert all(t.grad.isfinite().all() for t in (a, pose, *layer.parameters()))
 
 
 @pytest.mark.parametrize(("h", "w", "p"), [(3, 4, 4), (1, 1, 4), (2, 5, 2), (4, 3, 3)])
 def test_coordinates_go_to_the_first_two_entries_of_the_right_hand_column(h, w, p):
-    added = at_right_hand_column(places(h, w, 1, torch.float64, torch.device("cpu")), p).view(h, w, p, p)
+    added = at_right_hand_column(coordinates(h, w, 1, torch.float64, torch.device("cpu")), p).view(h, w, p, p)
     expected = torch.zeros(h, w, p, p, dtype=torch.float64)
     for y, x in itertools.product(range(h), range(w)):
         expected[y, x, 0, p - 1] = (y + 0.5) / h
@@ -310,9 +350,9 @@ def test_coordinates_go_to_the_first_two_entries_of_the_right_hand_column(h, w, 
 @pytest.mark.parametrize("routing", ROUTINGS)
 @pytest.mark.parametrize(("c", "classes", "p", "h", "w"), [(2, 3, 4, 3, 2), (3, 1, 2, 1, 4), (1, 5, 3, 2, 2)])
 def test_class_caps_equal_a_loop_with_shared_weights_and_coordinates(routing, c, classes, p, h, w):
-    layer = with_random_betas(ClassCaps(c, classes, pose=p, routing=routing, norm_pose=False).double())
+    layer = with_random_betas(ClassCaps(c, classes, pose_size=p, routing=routing, norm_pose=False).double())
     assert layer.weight.shape == (1, 1, c, classes, p, p)
-    a, pose = capsules(3, h, w, c, p)
+    a, pose = capsules(3, h, w, c, p)[:2]
     V = []
     for y, x, t, j in itertools.product(range(h), range(w), range(c), range(classes)):
         vote = pose[:, y, x, t] @ layer.weight[0, 0, t, j]
@@ -322,22 +362,26 @@ def test_class_caps_equal_a_loop_with_shared_weights_and_coordinates(routing, c,
         V.append(vote.flatten(1))
     V = torch.stack(V, 1).view(3, 1, h * w * c, classes, p * p)
     logit, q = route_by_hand(layer, a.reshape(3, 1, -1), V, torch.arange(h * w * c)[None], h * w * c)
-    out = layer(a, pose)
-    torch.testing.assert_close(out.logits, standardised(logit, (0, 1)).view(3, 1, 1, classes))
-    torch.testing.assert_close(out.poses, q.m.view(3, 1, 1, classes, p, p))
+    out = layer(Capsules(a, pose))
+    torch.testing.assert_close(out.logits, standardised(logit, (0, 1)).view(3, classes))
+    torch.testing.assert_close(out.poses, q.m.view(3, classes, p, p))
+    for name, x in literal.tensors(q).items():
+        torch.testing.assert_close(getattr(out.posterior, name), x[:, 0], msg=lambda m, s=name: f"{s}: {m}")
 
 
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_class_caps_see_positions_only_through_their_coordinates(routing, monkeypatch):
     """Positions moved about change the result; moved together with their coordinates they do not."""
     layer = ClassCaps(3, 4, routing=routing).double()
-    a, pose = capsules(3, 3, 4, 3, 4)
+    caps = capsules(3, 3, 4, 3, 4)
     order = torch.randperm(12)
-    moved = a.flatten(1, 2)[:, order].view_as(a), pose.flatten(1, 2)[:, order].view_as(pose)
-    out, scrambled = layer(a, pose), layer(*moved)
+    moved = tree_map_only(torch.Tensor, lambda x: x.flatten(1, 2)[:, order].view_as(x), caps)
+    out, scrambled = layer(caps), layer(moved)
     assert not torch.allclose(out.poses, scrambled.poses)
-    monkeypatch.setattr(vbcaps.layers, "places", lambda *args: places(*args).view(12, 3, 2)[order].flatten(0, 1))
-    together = layer(*moved)
+    monkeypatch.setattr(
+        vbcaps.layers, "coordinates", lambda *args: coordinates(*args).view(12, 3, 2)[order].flatten(0, 1)
+    )
+    together = layer(moved)
     torch.testing.assert_close(out.logits, together.logits)
     torch.testing.assert_close(out.poses, together.poses)
 
@@ -357,7 +401,7 @@ def test_forward_assigns_nothing_to_self(kind, routing):
         return seen
 
     before, state = snapshot(), {name: t.clone() for name, t in layer.state_dict().items() if "norm" not in name}
-    layer(*inputs)
+    layer(inputs)
     after = snapshot()
     assert before.keys() == after.keys()
     assert not [key for key, value in before.items() if after[key] is not value]
@@ -367,8 +411,8 @@ def test_forward_assigns_nothing_to_self(kind, routing):
 @pytest.mark.parametrize("a_dtype", [torch.float32, torch.float64])
 def test_gradients_reach_activations_poses_and_weights(a_dtype):
     layer = ConvCaps(2, 3, 2).to(a_dtype)
-    a, pose = (x.requires_grad_() for x in capsules(2, 3, 3, 2, 4, dtype=a_dtype))
-    out = layer(a, pose)
+    a, pose = (x.requires_grad_() for x in capsules(2, 3, 3, 2, 4, dtype=a_dtype)[:2])
+    out = layer(Capsules(a, pose))
     (out.logits.square() * torch.rand_like(out.logits)).sum().backward()
     assert all(t.grad.abs().max() > 0 for t in (a, pose, layer.weight))
 
@@ -378,12 +422,16 @@ def test_gradients_reach_activations_poses_and_weights(a_dtype):
     [
         (dict(in_caps=0), ValueError, "in_caps must be a whole number of at least 1, got 0"),
         (dict(out_caps=2.5), ValueError, "out_caps must be a whole number of at least 1, got 2.5"),
-        (dict(pose=True), ValueError, "pose must be a whole number of at least 1, got True"),
-        (dict(kernel=0), ValueError, "kernel must be a whole number of at least 1, or a pair of them, got 0"),
-        (dict(kernel=2.5), ValueError, "kernel must be a whole number of at least 1, or a pair of them, got 2.5"),
+        (dict(pose_size=True), ValueError, "pose_size must be a whole number of at least 1, got True"),
+        (dict(kernel_size=0), ValueError, "kernel_size must be a whole number of at least 1, or a pair of them, got 0"),
+        (
+            dict(kernel_size=2.5),
+            ValueError,
+            "kernel_size must be a whole number of at least 1, or a pair of them, got 2.5",
+        ),
         (dict(stride=(1, 2, 3)), ValueError, "stride must be a whole number of at least 1, or a pair"),
         (dict(padding=-1), ValueError, "padding must be a whole number of at least 0, or a pair of them, got -1"),
-        (dict(padding=(0, 3)), ValueError, "padding must be below kernel (3, 3), got (0, 3)"),
+        (dict(padding=(0, 3)), ValueError, "padding must be below kernel_size (3, 3), got (0, 3)"),
         (dict(init="zeros"), ValueError, "init must be one of ('glorot', 'identity'), got 'zeros'"),
         (dict(init="identity", noise=-0.1), ValueError, "noise must be a number of at least 0, got -0.1"),
         (dict(init="identity", noise=math.nan), ValueError, "noise must be a number of at least 0, got nan"),
@@ -414,40 +462,52 @@ def test_conv_caps_refuse_bad_arguments(options, error, message):
 @pytest.mark.parametrize(
     ("a", "pose", "error", "message"),
     [
-        ((2, 4, 4), (2, 4, 4, 2, 4, 4), ValueError, "a must have shape (n, h, w, 2), got (2, 4, 4)"),
-        ((1, 4, 4, 3), (1, 4, 4, 3, 4, 4), ValueError, "a must have shape (n, h, w, 2), got (1, 4, 4, 3)"),
-        ((1, 4, 4, 2), (1, 4, 4, 2, 3, 3), ValueError, "pose must have shape (1, 4, 4, 2, 4, 4) to go with a"),
-        ((1, 4, 4, 2), (2, 4, 4, 2, 4, 4), ValueError, "pose must have shape (1, 4, 4, 2, 4, 4) to go with a"),
-        ((0, 4, 4, 2), (0, 4, 4, 2, 4, 4), ValueError, "no capsules in a: its shape is (0, 4, 4, 2)"),
+        ((2, 4, 4), (2, 4, 4, 2, 4, 4), ValueError, "activations must have shape (n, h, w, 2), got (2, 4, 4)"),
+        ((1, 4, 4, 3), (1, 4, 4, 3, 4, 4), ValueError, "activations must have shape (n, h, w, 2), got (1, 4, 4, 3)"),
+        ((1, 4, 4, 2), (1, 4, 4, 2, 3, 3), ValueError, "poses must have shape (1, 4, 4, 2, 4, 4) to go with the act"),
+        ((1, 4, 4, 2), (2, 4, 4, 2, 4, 4), ValueError, "poses must have shape (1, 4, 4, 2, 4, 4) to go with the act"),
+        (
+            (0, 4, 4, 2),
+            (0, 4, 4, 2, 4, 4),
+            ValueError,
+            "there are no capsules: activations have the shape (0, 4, 4, 2)",
+        ),
     ],
 )
 @pytest.mark.parametrize("kind", [ConvCaps, ClassCaps])
 def test_capsule_layers_refuse_wrong_shapes(kind, a, pose, error, message):
     with pytest.raises(error, match=re.escape(message)):
-        kind(2, 3)(torch.rand(a), torch.rand(pose))
+        kind(2, 3)(Capsules(torch.rand(a), torch.rand(pose)))
 
 
 def test_capsule_layers_refuse_integers_and_maps_below_the_kernel():
-    a, pose = capsules(1, 2, 4, 2, 4, dtype=torch.float32)
+    caps = capsules(1, 2, 4, 2, 4, dtype=torch.float32)
     with pytest.raises(ValueError, match=re.escape("a map of 2 x 4 capsules (padding (0, 0)) is too small for kernel")):
-        ConvCaps(2, 3)(a, pose)
-    with pytest.raises(TypeError, match=r"a and pose must be floating point, got torch.int64 and torch.float32"):
-        ClassCaps(2, 3)(a.long(), pose)
+        ConvCaps(2, 3)(caps)
+    with pytest.raises(TypeError, match=r"activations and poses must be floating point, got torch.int64 and torch.flo"):
+        ClassCaps(2, 3)(caps._replace(activations=caps.activations.long()))
+    with pytest.raises(TypeError, match=r"a capsule layer takes Capsules\(activations, poses\), got Tensor"):
+        ClassCaps(2, 3)(caps.activations)
 
 
 @pytest.mark.parametrize("kind", [ConvCaps, ClassCaps])
 def test_capsule_layers_refuse_weights_of_another_type(kind):
-    a, pose = capsules(1, 4, 4, 2, 4, dtype=torch.float32)
-    wrong = ((kind(2, 3).half(), a, pose), (kind(2, 3), a.double(), pose.double()), (kind(2, 3), a.double(), pose))
-    for layer, *inputs in wrong:
+    caps = capsules(1, 4, 4, 2, 4, dtype=torch.float32)
+    mixed = caps._replace(activations=caps.activations.double())
+    wrong = (
+        (kind(2, 3).half(), caps),
+        (kind(2, 3), tree_map_only(torch.Tensor, torch.Tensor.double, caps)),
+        (kind(2, 3), mixed),
+    )
+    for layer, given in wrong:
         with pytest.raises(TypeError, match=r"the weights torch.float\d+: all must be float32, or all float64"):
-            layer(*inputs)
+            layer(given)
 
 
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_shapes_can_be_had_without_memory(routing):
     layer = ConvCaps(2, 3, routing=routing).to("meta")
-    out = layer(*(x.to("meta") for x in capsules(5, 4, 4, 2, 4, dtype=torch.float32)))
+    out = layer(tree_map_only(torch.Tensor, lambda x: x.to("meta"), capsules(5, 4, 4, 2, 4, dtype=torch.float32)))
     assert (out.logits.shape, out.poses.shape) == ((5, 2, 2, 3), (5, 2, 2, 3, 4, 4))
 
 

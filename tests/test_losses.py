@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from vbcaps.losses import VAELoss, nll_loss, spread_loss, spread_margin, total_loss, vae_loss
+from vbcaps.losses import VAELoss, activation_nll_loss, spread_loss, spread_margin, total_loss, vae_loss
 from vbcaps.models import Reconstruction
 
 
@@ -25,32 +25,24 @@ def reconstruction(images, mean, var):
 
 
 @pytest.mark.parametrize(("n", "classes"), [(1, 1), (4, 5), (7, 10)])
-@pytest.mark.parametrize("on", ["activations", "logits"])
-def test_nll_is_minus_the_log_share_of_the_target(n, classes, on):
+def test_activation_nll_is_minus_the_log_share_of_the_target(n, classes):
     logits, target = problem(n, classes)
-    total = 0.0
-    for row, t in zip(logits.tolist(), target.tolist(), strict=True):
-        scores = [1 / (1 + math.exp(-s)) if on == "activations" else s for s in row]
-        total -= math.log(math.exp(scores[t]) / sum(math.exp(s) for s in scores))
-    assert nll_loss(logits, target, on=on).item() == pytest.approx(total / n, rel=1e-12)
-
-
-def test_nll_is_on_activations_unless_told():
-    logits, target = problem(4, 5)
-    assert nll_loss(logits, target) == nll_loss(logits, target, on="activations")
-    assert nll_loss(logits, target) != nll_loss(logits, target, on="logits")
+    activations, total = logits.sigmoid(), 0.0
+    for row, t in zip(activations.tolist(), target.tolist(), strict=True):
+        total -= math.log(math.exp(row[t]) / sum(math.exp(a) for a in row))
+    assert activation_nll_loss(activations, target).item() == pytest.approx(total / n, rel=1e-12)
 
 
 @pytest.mark.parametrize("classes", [1, 2, 5, 10])
-def test_nll_on_activations_cannot_fall_below_its_bound(classes):
-    """ln(1 + (C - 1)/e): a sure network reaches it on activations, and goes to 0 on logits."""
+def test_activation_nll_cannot_fall_below_its_bound(classes):
+    """ln(1 + (C - 1)/e): a sure network reaches it."""
     bound = math.log(1 + (classes - 1) / math.e)
     logits, target = problem(64, classes)
-    each = [nll_loss(logits[k : k + 1], target[k : k + 1]).item() for k in range(64)]
+    activations = logits.sigmoid()
+    each = [activation_nll_loss(activations[k : k + 1], target[k : k + 1]).item() for k in range(64)]
     assert min(each) >= bound - 1e-12
-    sure = 50 * (2 * torch.nn.functional.one_hot(target, classes).double() - 1)
-    assert nll_loss(sure, target).item() == pytest.approx(bound, abs=1e-12)
-    assert nll_loss(sure, target, on="logits").item() == pytest.approx(0, abs=1e-12)
+    sure = torch.nn.functional.one_hot(target, classes).double()
+    assert activation_nll_loss(sure, target).item() == pytest.approx(bound, abs=1e-12)
     if classes == 5:
         assert bound == pytest.approx(0.905, abs=5e-4)
 
@@ -130,20 +122,35 @@ def test_total_is_classification_plus_eta_times_vae():
     ("call", "error", "message"),
     [
         (
-            lambda s, t: nll_loss(s, t, on="poses"),
+            lambda s, t: activation_nll_loss(s[0], t),
             ValueError,
-            "on must be one of ('activations', 'logits'), got 'poses'",
+            "(n, num_classes) activations with (n,) targets, got (5,) and (4,)",
         ),
-        (lambda s, t: nll_loss(s[0], t), ValueError, "(n, classes) scores with (n,) targets, got (5,) and (4,)"),
-        (lambda s, t: nll_loss(s, t[:3]), ValueError, "(n, classes) scores with (n,) targets, got (4, 5) and (3,)"),
-        (lambda s, t: nll_loss(s, t.float()), ValueError, "shares (n, classes) like the scores, got (4,) for (4, 5)"),
-        (lambda s, t: nll_loss(s[0], s[0]), ValueError, "shares (n, classes) like the scores, got (5,) for (5,)"),
-        (lambda s, t: nll_loss(s, t.int()), TypeError, "target must be class numbers as int64 (long), got torch.int32"),
+        (
+            lambda s, t: activation_nll_loss(s, t[:3]),
+            ValueError,
+            "(n, num_classes) activations with (n,) targets, got (4, 5) and (3,)",
+        ),
+        (
+            lambda s, t: activation_nll_loss(s, t.float()),
+            ValueError,
+            "shares (n, num_classes) like the activations, got (4,) for (4, 5)",
+        ),
+        (
+            lambda s, t: activation_nll_loss(s[0], s[0]),
+            ValueError,
+            "shares (n, num_classes) like the activations, got (5,) for (5,)",
+        ),
+        (
+            lambda s, t: activation_nll_loss(s, t.int()),
+            TypeError,
+            "target must be class numbers as int64 (long), got torch.int32",
+        ),
         (lambda s, t: spread_loss(s, t.float(), 0.2), TypeError, "target must be class numbers as int64 (long), got"),
         (
             lambda s, t: spread_loss(s, s, 0.2),
             ValueError,
-            "(n, classes) scores with (n,) targets, got (4, 5) and (4, 5)",
+            "(n, num_classes) activations with (n,) targets, got (4, 5) and (4, 5)",
         ),
         (lambda s, t: spread_margin(3, 0), ValueError, "steps must be at least 1, got 0"),
         (
@@ -159,10 +166,10 @@ def test_losses_refuse_bad_arguments(call, error, message):
 
 
 def test_smoothing_gives_a_share_of_the_label_to_all_classes():
-    logits, target = torch.randn(6, 4, dtype=torch.float64), torch.arange(6) % 4
+    activations, target = torch.rand(6, 4, dtype=torch.float64), torch.arange(6) % 4
     label = 0.8 * torch.nn.functional.one_hot(target, 4) + 0.2 / 4
-    expected = -(label * logits.log_softmax(1)).sum(1).mean()
-    torch.testing.assert_close(nll_loss(logits, target, on="logits", smoothing=0.2), expected)
-    torch.testing.assert_close(nll_loss(logits, label, on="logits"), expected)  # as shares given by hand
-    with pytest.raises(ValueError, match="smoothing must be at least 0 and below 1, got 1"):
-        nll_loss(logits, target, smoothing=1.0)
+    expected = -(label * activations.log_softmax(1)).sum(1).mean()
+    torch.testing.assert_close(activation_nll_loss(activations, target, label_smoothing=0.2), expected)
+    torch.testing.assert_close(activation_nll_loss(activations, label), expected)  # as shares given by hand
+    with pytest.raises(ValueError, match="label_smoothing must be at least 0 and below 1, got 1"):
+        activation_nll_loss(activations, target, label_smoothing=1.0)

@@ -22,4 +22,4 @@ def test_blocks_run_in_their_order(monkeypatch):
             ran += 1
     assert ran >= 6
     assert names["scores"].sum(1).tolist() == pytest.approx([1.0] * 4)
-    assert names["Mine"](3)(torch.randn(4, 3, 40, 52)).shape == (4, 3)
+    assert names["mine"](torch.randn(4, 3, 40, 52)).logits.shape == (4, 3)

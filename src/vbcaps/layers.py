@@ -1,11 +1,12 @@
-"""Capsule layers. A map of capsules is a pair: activations ``n h w c`` and poses ``n h w c p p``, c types.
+"""Capsule layers: each takes and gives `Capsules`, so layers can be stacked in ``nn.Sequential``.
 
-Axes: n image, l parent position, i child slot in a receptive field, j parent type, p q pose row and column.
+Axes: n image, h w row and column, c child type, j parent type, p p pose matrix; within routing l parent position,
+i child slot in a receptive field, d pose entry.
 """
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -13,58 +14,155 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vbcaps.kernels import BACKENDS, RunningStatistics, batch_norm, by_type, lay_capsules, route
+from vbcaps.kernels import BACKENDS, Running, batch_norm, by_type, lay_capsules, route
+from vbcaps.kernels.norm import plain_batch_norm, take_in
 from vbcaps.routing import ROUTINGS, Agreement, Mixture, Posterior
-from vbcaps.routing.fields import Fields, conv_fields, places
+from vbcaps.routing.fields import Fields, conv_fields, coordinates
+from vbcaps.routing.votes import in_fields
 
 INITS = ("glorot", "identity")
+RoutingResult = Posterior | Mixture | Agreement
 
 
 class Capsules(NamedTuple):
-    """What a capsule layer, or a network, gives. A network has no ``h w``: its capsules are its classes."""
+    """A map of capsules: what every capsule layer takes and gives, and what a network gives.
 
-    logits: Tensor  # n h w j        after BatchNorm, before the sigmoid
-    activations: Tensor  # n h w j   in (0, 1)
-    poses: Tensor  # n h w j p p
-    posterior: Posterior | Mixture | Agreement | None = None  # axes n l j, l = (h w)
+    The capsules of a map have the leading axes ``n h w j``. Class capsules have no position: theirs are ``n j``.
+    A layer reads activations and poses; logits and posterior are there for whoever wants them.
+
+    Args:
+        activations: how sure each capsule is that its entity is there, in (0, 1), ``n h w j``.
+        poses: the pose matrix of each capsule, ``n h w j p p``.
+        logits: the activations after BatchNorm and before the sigmoid, ``n h w j``.
+        posterior: what routing knows about each capsule, with the axes ``n l j``, l = (h w), or ``n j`` for classes: a
+            `Posterior` (VB), a `Mixture` (EM) or an `Agreement` (Dynamic).
+
+    Example:
+        >>> caps = Capsules(torch.rand(2, 6, 6, 8), torch.randn(2, 6, 6, 8, 4, 4))
+        >>> ConvCaps(8, 16, kernel_size=3)(caps).poses.shape
+        torch.Size([2, 4, 4, 16, 4, 4])
+    """
+
+    activations: Tensor
+    poses: Tensor
+    logits: Tensor = None  # type: ignore[assignment]  # None only where somebody made the capsules by hand
+    posterior: RoutingResult | None = None
 
 
-class BatchNorm(nn.BatchNorm1d):
-    """BatchNorm without affine: ``n c`` or ``n c d``, one mean and variance for each type c.
+class RunningStatistics(nn.modules.batchnorm._BatchNorm):
+    r"""BatchNorm whose running statistics fit the network from the first step on.
+
+    PyTorch's begin at mean 0 and variance 1, and forget that by a factor of 0.9 in each step. A variance may be 1e-4:
+    then even after 80 steps the 1 outweighs it, and the network is at chance in ``eval`` mode. Here batch t has the
+    share $\max(t^{-1/3}, \text{momentum})$: the first batch replaces what was there, and a network that still changes
+    much forgets early batches soon (a plain mean would lag behind it). Parameters, buffers, and outputs in training
+    are those of PyTorch.
+
+    Attributes:
+        gather: where several processes train together, a differentiable function that stacks the tensors of all of them
+            (`vbcaps.training.distributed.synchronise` sets it). Each process has as many values.
+    """
+
+    gather: Callable[[Tensor], Tensor] | None = None
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(x)
+        self._check_input_dim(x)
+        if self.gather is None:
+            return plain_batch_norm(x, self.running(), self.momentum or 0.0, self.eps, self.weight, self.bias)
+        y, mean, var = self.normalise_together(x, self.gather)
+        take_in(self.running(), mean, var, self.momentum or 0.0)
+        return y
+
+    def running(self) -> Running:
+        """Return the buffers that a batch changes."""
+        return Running(self.running_mean, self.running_var, self.num_batches_tracked)
+
+    def normalise_together(self, x: Tensor, gather: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Normalise ``n c ...`` by the statistics of all processes; return these, too, the variance unbiased."""
+        axes = [axis for axis in range(x.ndim) if axis != 1]
+        var, mean = torch.var_mean(x, axes, correction=0)
+        means, variances = gather(torch.stack([mean, var])).unbind(1)  # process c
+        mean = means.mean(0)
+        var = (variances + (means - mean).square()).mean(0)
+        shape = [-1 if axis == 1 else 1 for axis in range(x.ndim)]
+        y = (x - mean.view(shape)) * (var + self.eps).rsqrt().view(shape)
+        if self.weight is not None:
+            y = y * self.weight.view(shape) + self.bias.view(shape)
+        count = x.numel() // x.shape[1] * len(means)
+        return y, mean, var * (count / (count - 1))
+
+
+class BatchNorm2d(RunningStatistics, nn.BatchNorm2d):
+    """BatchNorm of a feature map ``n c h w``, see `RunningStatistics`.
+
+    Example:
+        >>> norm = BatchNorm2d(3)
+        >>> _ = norm(torch.full((2, 3, 4, 4), 5.0))
+        >>> norm.running_mean  # PyTorch's would be 0.5
+        tensor([5., 5., 5.])
+    """
+
+
+class BatchNorm(RunningStatistics, nn.BatchNorm1d):
+    """BatchNorm of capsules, without affine: one mean and variance for each type c of ``n c`` or ``n c d``.
 
     A training batch with one value per type (one image, one position) has no spread to normalise by: it is
     normalised by the running statistics, which it leaves alone.
+
+    Args:
+        types: how many types of capsule there are.
     """
 
     def __init__(self, types: int):
         super().__init__(types, affine=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        single = self.training and x.numel() == self.num_features
+        single = self.training and x.numel() == self.num_features and self.gather is None
         if single:
             return F.batch_norm(x, self.running_mean, self.running_var, training=False, eps=self.eps)
-        if not self.training:
+        if not self.training or self.gather is not None:
             return super().forward(x)
-        running = RunningStatistics(self.running_mean, self.running_var, self.num_batches_tracked)  # type: ignore[arg-type]
-        return batch_norm(x, running, self.momentum, self.eps)  # type: ignore[arg-type]
+        return batch_norm(x, self.running(), self.momentum or 0.0, self.eps)
 
 
 class PrimaryCaps(nn.Module):
-    """Filters to capsules: a 1x1 convolution gives each position ``caps`` poses and activations."""
+    """Turn a map of features into a map of capsules with a 1x1 convolution.
 
-    def __init__(self, channels: int, caps: int, *, pose: int = 4, norm_pose: bool = True):
+    Args:
+        in_channels: channels of the feature map.
+        out_caps: types of capsule at each position.
+        pose_size: p, poses are p x p matrices.
+        norm_pose: normalise the poses of each type with BatchNorm (as in the released code).
+
+    Shape:
+        - Input: features ``n in_channels h w``.
+        - Output: `Capsules` with activations and logits ``n h w out_caps``, poses ``n h w out_caps p p``.
+
+    Example:
+        >>> primary = PrimaryCaps(in_channels=64, out_caps=16)
+        >>> caps = primary(torch.randn(2, 64, 14, 14))
+        >>> caps.activations.shape, caps.poses.shape
+        (torch.Size([2, 14, 14, 16]), torch.Size([2, 14, 14, 16, 4, 4]))
+    """
+
+    def __init__(self, in_channels: int, out_caps: int, *, pose_size: int = 4, norm_pose: bool = True):
         super().__init__()
-        check_counts(channels=channels, caps=caps, pose=pose)
-        self.caps, self.pose = caps, pose
-        self.conv = nn.Conv2d(channels, caps * (pose * pose + 1), 1, bias=False)
+        check_counts(in_channels=in_channels, out_caps=out_caps, pose_size=pose_size)
+        self.in_channels, self.out_caps, self.pose_size = in_channels, out_caps, pose_size
+        self.conv = nn.Conv2d(in_channels, out_caps * (pose_size * pose_size + 1), 1, bias=False)
         nn.init.xavier_uniform_(self.conv.weight)
-        self.norm_a = BatchNorm(caps)
-        self.norm_pose = BatchNorm(caps) if norm_pose else None
+        self.norm_a = BatchNorm(out_caps)
+        self.norm_pose = BatchNorm(out_caps) if norm_pose else None
 
-    def forward(self, x: Tensor) -> Capsules:  # n channels h w
-        if x.ndim != 4 or x.shape[1] != self.conv.in_channels:
-            raise ValueError(f"x must have shape (n, {self.conv.in_channels}, h, w), got {tuple(x.shape)}")
-        c, p = self.caps, self.pose
+    def forward(self, x: Tensor) -> Capsules:  # n in_channels h w
+        if x.ndim != 4 or x.shape[1] != self.in_channels:
+            raise ValueError(f"x must have shape (n, {self.in_channels}, h, w), got {tuple(x.shape)}")
+        c, p = self.out_caps, self.pose_size
         x = self.conv(x)  # n (c p p) + c h w
         n, _, h, w = x.shape
         pose, logit = x.split([c * p * p, c], dim=1)
@@ -72,38 +170,88 @@ class PrimaryCaps(nn.Module):
         if self.norm_pose is not None:
             pose = self.norm_pose(pose.reshape(n, c, -1))
         pose = pose.reshape(n, c, p, p, h, w).permute(0, 4, 5, 1, 2, 3)
-        return Capsules(logit, lay_capsules(logit.sigmoid()), lay_capsules(pose))
+        return Capsules(lay_capsules(logit.sigmoid()), lay_capsules(pose), logit)
+
+
+class LayerTrace(NamedTuple):
+    """How a capsule layer routed: what `ConvCaps.trace` gives.
+
+    Of a `ClassCaps` layer votes, activations and iterations have no axis l.
+
+    Args:
+        children: what the layer was given.
+        parents: what it gives, the posterior included.
+        fields: who sees whom; ``fields.child[l, i]`` is the number of the child in slot i of field l. Children are
+            counted row by row, column by column, type by type, over the padded map.
+        activations: of the child in each slot, ``n l i``.
+        votes: for each parent, ``n l i j d``.
+        iterations: for each iteration what routing knew after it, with the responsibilities ``r`` that it used:
+            `Posterior` (VB), `Mixture` (EM) or `Agreement` (Dynamic). The last is ``parents.posterior``.
+    """
+
+    children: Capsules
+    parents: Capsules
+    fields: Fields
+    activations: Tensor
+    votes: Tensor
+    iterations: tuple[RoutingResult, ...]
+
+
+class Children(NamedTuple):
+    """What a layer routes: its children, numbered ``c``, and who sees which."""
+
+    a: Tensor  # n c
+    pose: Tensor  # n c p p
+    W: Tensor  # g j p p   transformations; slot i of a field has those of row i mod g
+    fields: Fields
+    coordinates: Tensor | None  # i 2   added to the votes of slot i
+    size: tuple[int, int]  # rows and columns of parents
 
 
 class ConvCaps(nn.Module):
-    """Convolutional capsules: each parent routes over the children in its receptive field.
+    r"""Convolutional capsules: each parent routes over the children in its receptive field.
 
     Activations in [0, 1] and poses of up to 1e9 have finite outputs and gradients; larger ones overflow float32.
 
-    Arguments:
-        in_caps, out_caps: how many types of child and parent capsules.
-        kernel, stride, padding: a number or (rows, columns), as in ``nn.Conv2d``. Padding adds children that are off.
-        pose: poses are ``pose x pose`` matrices.
-        routing: ``"vb"``, ``"em"`` or ``"dynamic"``; ``routing_options`` go to ``VBRouting``, ``EMRouting`` or
-            ``DynamicRouting`` as keywords.
-        init: of the transformations, the paper's two ways: ``"glorot"``, uniform in +-sqrt(6 / (k^2 p^2 (c_i + d_j)))
-            times ``gain``; or ``"identity"`` with uniform(0, ``noise``) beside the diagonal. A small gain makes votes
-            that differ little, so that a child is shared out among its parents before it is assigned to one.
-        norm_pose: BatchNorm, one per type and without affine, on the posterior means (as in the released code).
+    Args:
+        in_caps: types of child capsules.
+        out_caps: types of parent capsules.
+        kernel_size, stride, padding: a number or (rows, columns), as in ``nn.Conv2d``. Padding adds children that are
+            off.
+        pose_size: p, poses are p x p matrices.
+        routing: ``"vb"``, ``"em"`` or ``"dynamic"``.
+        routing_options: keywords of `VBRouting`, `EMRouting` or `DynamicRouting`, as ``dict(iters=2)``.
+        init: how the transformations start, one of the paper's two ways: ``"glorot"``, uniform in
+            $\pm\sqrt{6 / (k^2 p^2 (c_i + d_j))}$ times ``gain``; or ``"identity"``, the identity with
+            uniform(0, ``noise``) beside the diagonal. A small gain makes votes that differ little, so that a child is
+            shared out among its parents before it is assigned to one.
+        gain, noise: see ``init``.
+        norm_pose: normalise the posterior means of each type with BatchNorm without affine (as in the released code).
         backend: ``"auto"`` takes the fused kernels where they cover the call: Triton's on a GPU, on a CPU those in C++
             where a compiler is found (the first call then waits some seconds for it, once for each machine).
             ``"reference"``, ``"triton"`` and ``"cpu"`` insist.
+
+    Shape:
+        - Input: `Capsules` with activations ``n h w in_caps`` and poses ``n h w in_caps p p``.
+        - Output: `Capsules` with activations and logits ``n h' w' out_caps``, poses ``n h' w' out_caps p p`` and the
+          posterior of every parent, ``n l j`` with l = (h' w'); h' and w' are those of ``nn.Conv2d``.
+
+    Example:
+        >>> layer = ConvCaps(16, 32, kernel_size=3, stride=2, routing="vb", routing_options=dict(iters=3))
+        >>> caps = layer(Capsules(torch.rand(2, 14, 14, 16), torch.randn(2, 14, 14, 16, 4, 4)))
+        >>> caps.activations.shape, caps.posterior.m.shape
+        (torch.Size([2, 6, 6, 32]), torch.Size([2, 36, 32, 16]))
     """
 
     def __init__(
         self,
         in_caps: int,
         out_caps: int,
-        kernel: int | tuple[int, int] = 3,
+        kernel_size: int | tuple[int, int] = 3,
         stride: int | tuple[int, int] = 1,
         padding: int | tuple[int, int] = 0,
         *,
-        pose: int = 4,
+        pose_size: int = 4,
         routing: str = "vb",
         routing_options: Mapping[str, Any] | None = None,
         init: str = "glorot",
@@ -116,96 +264,199 @@ class ConvCaps(nn.Module):
         if backend not in BACKENDS:
             raise ValueError(f"backend must be one of {BACKENDS}, got {backend!r}")
         self.backend = backend
-        check_counts(in_caps=in_caps, out_caps=out_caps, pose=pose)
-        self.in_caps, self.out_caps, self.pose = in_caps, out_caps, pose
-        self.kernel = _pair("kernel", kernel, 1)
+        check_counts(in_caps=in_caps, out_caps=out_caps, pose_size=pose_size)
+        self.in_caps, self.out_caps, self.pose_size = in_caps, out_caps, pose_size
+        self.kernel_size = _pair("kernel_size", kernel_size, 1)
         self.stride = _pair("stride", stride, 1)
         self.padding = _pair("padding", padding, 0)
-        if self.padding[0] >= self.kernel[0] or self.padding[1] >= self.kernel[1]:
-            raise ValueError(f"padding must be below kernel {self.kernel}, got {self.padding}: a field would be empty")
-        self.weight = nn.Parameter(torch.empty(*self.kernel, in_caps, out_caps, pose, pose))
+        if self.padding[0] >= self.kernel_size[0] or self.padding[1] >= self.kernel_size[1]:
+            raise ValueError(
+                f"padding must be below kernel_size {self.kernel_size}, got {self.padding}: a field would be empty"
+            )
+        self.weight = nn.Parameter(torch.empty(*self.kernel_size, in_caps, out_caps, pose_size, pose_size))
         self.init, self.gain, self.noise = init, gain, noise
         self.reset_parameters()
-        self.routing = make_routing(routing, out_caps, pose * pose, routing_options)
+        self.routing = make_routing(routing, out_caps, pose_size * pose_size, routing_options)
+        self.routing.normalised = True  # type: ignore[assignment]
         self.norm_a = BatchNorm(out_caps)
         self.norm_pose = BatchNorm(out_caps) if norm_pose else None
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
+        """Draw the transformations anew, as ``init`` says."""
         if self.init == "glorot":
-            fan = math.prod(self.kernel) * self.pose**2 * (self.in_caps + self.out_caps)
+            fan = math.prod(self.kernel_size) * self.pose_size**2 * (self.in_caps + self.out_caps)
             if not 0 < self.gain < math.inf:
                 raise ValueError(f"gain must be a number above 0, got {self.gain}")
             self.weight.uniform_(-math.sqrt(6 / fan), math.sqrt(6 / fan)).mul_(self.gain)
         elif self.init == "identity":
             if not 0 <= self.noise < math.inf:
                 raise ValueError(f"noise must be a number of at least 0, got {self.noise}")
-            eye = torch.eye(self.pose, dtype=self.weight.dtype, device=self.weight.device)
+            eye = torch.eye(self.pose_size, dtype=self.weight.dtype, device=self.weight.device)
             self.weight.uniform_(0, self.noise).mul_(1 - eye).add_(eye)
         else:
             raise ValueError(f"init must be one of {INITS}, got {self.init!r}")
 
     def output_size(self, height: int, width: int) -> tuple[int, int]:
-        """Rows and columns of parents over a map of children; an error where it is too small for the kernel."""
+        """Return the rows and columns of parents over a map of ``height`` x ``width`` children."""
         size = (height + 2 * self.padding[0], width + 2 * self.padding[1])
-        if size[0] < self.kernel[0] or size[1] < self.kernel[1]:
+        if size[0] < self.kernel_size[0] or size[1] < self.kernel_size[1]:
             raise ValueError(
-                f"a map of {height} x {width} capsules (padding {self.padding}) is too small for kernel {self.kernel}"
+                f"a map of {height} x {width} capsules (padding {self.padding}) is too small for kernel_size "
+                f"{self.kernel_size}"
             )
-        return (size[0] - self.kernel[0]) // self.stride[0] + 1, (size[1] - self.kernel[1]) // self.stride[1] + 1
+        rows, columns = (
+            (length - kernel) // step + 1
+            for length, kernel, step in zip(size, self.kernel_size, self.stride, strict=True)
+        )
+        return rows, columns
 
-    def forward(self, a: Tensor, pose: Tensor, posterior: bool = True) -> Capsules:  # n h w c, n h w c p p
-        """``posterior=False`` leaves it out: on a GPU it is copies that not everyone needs."""
-        _check_capsules(a, pose, self.in_caps, self.pose)
-        rows, cols = self.output_size(a.shape[1], a.shape[2])
-        with without_autocast(a.device):
-            a, pose = at_least_float32(a), at_least_float32(pose)
-            if any(self.padding):
-                top, left = self.padding
-                a = F.pad(a, (0, 0, left, left, top, top))
-                pose = F.pad(pose, (0, 0, 0, 0, 0, 0, left, left, top, top))
-            fields = conv_fields(a.shape[1], a.shape[2], self.in_caps, self.kernel, self.stride, a.device)
-            return self.route(a, pose, fields, None, (rows, cols), posterior)
+    def forward(self, caps: Capsules, posterior: bool = True) -> Capsules:
+        """Route ``caps`` to parents. ``posterior=False`` leaves the posterior out, which spares a GPU some copies."""
+        self.check(caps)
+        with without_autocast(caps.activations.device):
+            a, pose, W, fields, coordinates, size = self.children_of(caps)
+            logit, m, q = route(self.routing, a, pose, W, fields, coordinates, self.backend, posterior)
+            return self.parents_of(logit, m, q, size)
 
-    def route(
-        self, a: Tensor, pose: Tensor, fields: Fields, place: Tensor | None, size: tuple[int, int], posterior: bool
-    ) -> Capsules:
-        n, p = a.shape[0], self.pose
-        if not a.dtype == pose.dtype == self.weight.dtype:
-            raise TypeError(
-                f"a and pose are {a.dtype} and {pose.dtype}, the weights {self.weight.dtype}: all must be float32, or "
-                "all float64; for less use torch.autocast"
-            )
-        a, pose, W = a.reshape(n, -1), pose.reshape(n, -1, p, p), self.weight.flatten(0, 2)
-        logit, m, q = route(self.routing, a, pose, W, fields, place, self.backend, posterior)
+    def trace(self, caps: Capsules) -> LayerTrace:
+        """Route ``caps`` by the readable reference, and keep every step of it.
+
+        As in ``forward`` BatchNorm normalises by the batch in training; its running statistics then take the batch in.
+
+        Example:
+            >>> layer = ConvCaps(4, 8, kernel_size=3).eval()
+            >>> caps = Capsules(torch.rand(2, 5, 5, 4), torch.randn(2, 5, 5, 4, 4, 4))
+            >>> trace = layer.trace(caps)
+            >>> trace.votes.shape, len(trace.iterations)
+            (torch.Size([2, 9, 36, 8, 16]), 3)
+            >>> bounds = [q.elbo(trace.activations, trace.votes).total for q in trace.iterations]
+            >>> bool((bounds[2] > bounds[1]).all())
+            True
+        """
+        self.check(caps)
+        with without_autocast(caps.activations.device):
+            a, pose, W, fields, coordinates, size = self.children_of(caps)
+            activations, votes = in_fields(a, pose, W, fields, coordinates)
+            history: list[RoutingResult] = []
+            logit, q = self.routing(activations, votes, fields.child, a.shape[1], history)
+            parents = self.parents_of(logit, q.m.unflatten(-1, pose.shape[-2:]), q, size)
+        return LayerTrace(caps, parents, fields, activations, votes, tuple(history))
+
+    def children_of(self, caps: Capsules) -> Children:
+        """Number the children of the map, padded, and lay a field for each parent over them."""
+        a, pose = at_least_float32(caps.activations), at_least_float32(caps.poses)
+        size = self.output_size(a.shape[1], a.shape[2])
+        if any(self.padding):
+            top, left = self.padding
+            a = F.pad(a, (0, 0, left, left, top, top))
+            pose = F.pad(pose, (0, 0, 0, 0, 0, 0, left, left, top, top))
+        fields = conv_fields(a.shape[1], a.shape[2], self.in_caps, self.kernel_size, self.stride, a.device)
+        return Children(a.flatten(1), pose.flatten(1, 3), self.weight.flatten(0, 2), fields, None, size)
+
+    def parents_of(self, logit: Tensor, m: Tensor, q: RoutingResult | None, size: tuple[int, int]) -> Capsules:
+        """Normalise what routing gives, ``n l j`` and ``n l j p p``, and make a map of it."""
         logit = by_type(self.norm_a, logit).unflatten(1, size)
         m = m if self.norm_pose is None else by_type(self.norm_pose, m)
-        return Capsules(logit, logit.sigmoid(), m.unflatten(1, size), q)
+        return Capsules(logit.sigmoid(), m.unflatten(1, size), logit, q)
+
+    def check(self, caps: Capsules) -> None:
+        """Raise an error that names what is wrong with the children."""
+        if not isinstance(caps, Capsules):
+            raise TypeError(f"a capsule layer takes Capsules(activations, poses), got {type(caps).__name__}")
+        a, pose, p = caps.activations, caps.poses, self.pose_size
+        if a.ndim != 4 or a.shape[-1] != self.in_caps:
+            raise ValueError(f"activations must have shape (n, h, w, {self.in_caps}), got {tuple(a.shape)}")
+        if pose.shape != (*a.shape, p, p):
+            raise ValueError(
+                f"poses must have shape {(*a.shape, p, p)} to go with the activations, got {tuple(pose.shape)}"
+            )
+        if a.numel() == 0:
+            raise ValueError(f"there are no capsules: activations have the shape {tuple(a.shape)}")
+        if not a.is_floating_point() or not pose.is_floating_point():
+            raise TypeError(f"activations and poses must be floating point, got {a.dtype} and {pose.dtype}")
+        if not at_least_float32(a).dtype == at_least_float32(pose).dtype == self.weight.dtype:
+            raise TypeError(
+                f"activations and poses are {a.dtype} and {pose.dtype}, the weights {self.weight.dtype}: all must be "
+                "float32, or all float64; for less use torch.autocast"
+            )
 
     def extra_repr(self) -> str:
         return (
-            f"{self.in_caps}, {self.out_caps}, kernel={self.kernel}, stride={self.stride}, padding={self.padding}, "
-            f"pose={self.pose}, init={self.init!r}"
+            f"{self.in_caps}, {self.out_caps}, kernel_size={self.kernel_size}, stride={self.stride}, "
+            f"padding={self.padding}, pose_size={self.pose_size}, init={self.init!r}"
         )
 
 
 class ClassCaps(ConvCaps):
-    """One capsule per class over the whole map, transformations shared by all positions.
+    """One capsule for each class over the whole map; all positions share their transformations.
 
     So that sharing does not lose where a child was, its position is added to its votes (coordinate addition): row and
     column of its centre, as a share of the map from 0 to 1, to the first two entries of the right-hand column.
+
+    Args:
+        in_caps: types of child capsules.
+        num_classes: how many classes there are.
+        logit_scale: learn a factor ``scale`` on the class logits, which starts at 1. BatchNorm without affine keeps
+            logits near unit size, so a cross entropy on the logits needs the factor to become sure.
+        options: see `ConvCaps`.
+
+    Shape:
+        - Input: `Capsules` with activations ``n h w in_caps`` and poses ``n h w in_caps p p``, any h and w.
+        - Output: `Capsules` without position: activations and logits ``n num_classes``, poses ``n num_classes p p``,
+          the posterior with the axes ``n j`` and its responsibilities ``n i j``.
+
+    Example:
+        >>> net = nn.Sequential(PrimaryCaps(64, 16), ConvCaps(16, 32, 3, 2), ClassCaps(32, 10))
+        >>> out = net(torch.randn(2, 64, 14, 14))
+        >>> loss = F.cross_entropy(out.logits, torch.tensor([3, 7]))
+        >>> out.poses.shape
+        torch.Size([2, 10, 4, 4])
     """
 
-    def __init__(self, in_caps: int, classes: int, **options: Any):
-        super().__init__(in_caps, classes, 1, **options)
+    def __init__(self, in_caps: int, num_classes: int, *, logit_scale: bool = True, **options: Any):
+        check_counts(num_classes=num_classes)
+        super().__init__(in_caps, num_classes, 1, **options)
+        self.num_classes = num_classes
+        self.scale = nn.Parameter(torch.ones(())) if logit_scale else None
 
-    def forward(self, a: Tensor, pose: Tensor, posterior: bool = True) -> Capsules:  # n h w c, n h w c p p
-        _check_capsules(a, pose, self.in_caps, self.pose)
+    def trace(self, caps: Capsules) -> LayerTrace:
+        """Route ``caps`` by the readable reference, and keep every step of it, without the axis l.
+
+        Example:
+            >>> trace = ClassCaps(4, 10).eval().trace(Capsules(torch.rand(2, 3, 3, 4), torch.randn(2, 3, 3, 4, 4, 4)))
+            >>> trace.votes.shape, trace.iterations[-1].r.shape
+            (torch.Size([2, 36, 10, 16]), torch.Size([2, 36, 10]))
+        """
+        trace = super().trace(caps)
+        iterations = tuple(map(without_position, trace.iterations))
+        return trace._replace(activations=trace.activations[:, 0], votes=trace.votes[:, 0], iterations=iterations)
+
+    def children_of(self, caps: Capsules) -> Children:
+        """Number all children of the map, and lay one field over them."""
+        a, pose = at_least_float32(caps.activations), at_least_float32(caps.poses)
         h, w = a.shape[1:3]
-        with without_autocast(a.device):
-            a, pose = at_least_float32(a), at_least_float32(pose)
-            fields = conv_fields(h, w, self.in_caps, (h, w), (1, 1), a.device)  # one, that sees every child
-            return self.route(a, pose, fields, places(h, w, self.in_caps, pose.dtype, a.device), (1, 1), posterior)
+        fields = conv_fields(h, w, self.in_caps, (h, w), (1, 1), a.device)
+        where = coordinates(h, w, self.in_caps, pose.dtype, a.device)
+        return Children(a.flatten(1), pose.flatten(1, 3), self.weight.flatten(0, 2), fields, where, (1, 1))
+
+    def parents_of(self, logit: Tensor, m: Tensor, q: RoutingResult | None, size: tuple[int, int]) -> Capsules:
+        """Normalise what routing gives, and leave out the position: there is one."""
+        caps = super().parents_of(logit, m, q, size)
+        logits = caps.logits[:, 0, 0] if self.scale is None else caps.logits[:, 0, 0] * self.scale
+        return Capsules(logits.sigmoid(), caps.poses[:, 0, 0], logits, None if q is None else without_position(q))
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.in_caps}, {self.num_classes}, pose_size={self.pose_size}, init={self.init!r}, "
+            f"logit_scale={self.scale is not None}"
+        )
+
+
+def without_position(q: RoutingResult) -> RoutingResult:
+    """Drop the axis l of what routing knows, ``n 1 j`` to ``n j``."""
+    fields: Any = (x[:, 0] if isinstance(x, Tensor) else x for x in q)
+    return type(q)(*fields)
 
 
 def make_routing(name: str, types: int, dim: int, options: Mapping[str, Any] | None) -> nn.Module:
@@ -227,17 +478,6 @@ def without_autocast(device: torch.device) -> AbstractContextManager:
 def at_least_float32(x: Tensor) -> Tensor:
     """Under autocast, what comes from other layers."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-
-
-def _check_capsules(a: Tensor, pose: Tensor, types: int, p: int) -> None:
-    if a.ndim != 4 or a.shape[-1] != types:
-        raise ValueError(f"a must have shape (n, h, w, {types}), got {tuple(a.shape)}")
-    if pose.shape != (*a.shape, p, p):
-        raise ValueError(f"pose must have shape {(*a.shape, p, p)} to go with a, got {tuple(pose.shape)}")
-    if a.numel() == 0:
-        raise ValueError(f"there are no capsules in a: its shape is {tuple(a.shape)}")
-    if not a.is_floating_point() or not pose.is_floating_point():
-        raise TypeError(f"a and pose must be floating point, got {a.dtype} and {pose.dtype}")
 
 
 def check_counts(**counts: int) -> None:

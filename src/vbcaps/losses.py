@@ -1,4 +1,14 @@
-"""Losses: the paper's section "Objective Function"."""
+r"""Losses: which one goes with which output of a network.
+
+=====================================================================  ==============================================
+``F.cross_entropy(out.logits, y)``                                     the usual choice; logits have a learned scale
+``activation_nll_loss(out.activations, y)``                            the released code's loss; it bounds itself
+``spread_loss(out.activations, y, margin)``                            the loss of matrix capsules with EM routing
+``total_loss(F.cross_entropy(out.logits, y), vae_loss(images, out))``  for a `CapsVAE`
+=====================================================================  ==============================================
+
+Axes: n image, j class. Activations lie in (0, 1), logits anywhere.
+"""
 
 from typing import NamedTuple
 
@@ -8,37 +18,49 @@ from torch import Tensor
 
 from vbcaps.models import Reconstruction
 
-NLL_ON = ("activations", "logits")
 
+def activation_nll_loss(activations: Tensor, target: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+    r"""Return the released code's $L_{NLL} = -\sum_j y_j \ln \operatorname{softmax}(a)_j$, the mean over the batch.
 
-def nll_loss(logits: Tensor, target: Tensor, *, on: str = "activations", smoothing: float = 0.0) -> Tensor:
-    """L_NLL = -sum_k y_k ln y^_k, mean over the batch; ``logits`` are ``n classes``, ``target`` is ``n``.
+    The softmax is over activations in (0, 1). So the loss cannot fall below $\ln(1 + (J - 1)/e)$, 0.905 for 5 classes,
+    and a network that is sure of an image learns little more from it.
 
-    A ``target`` may also be what share each class has of each image, ``n classes``.
+    Args:
+        activations: ``n j``, in (0, 1).
+        target: class numbers, ``n`` of int64; or the share of each class in each image, ``n j``.
+        label_smoothing: how much of the target's 1 is given to all classes alike, as in ``F.cross_entropy``.
 
-    ``smoothing`` gives so much of the target's 1 to all classes alike.
-
-    ``on="activations"`` puts a softmax on the sigmoid outputs, as the released code does: with outputs in (0, 1) it
-    cannot fall below ln(1 + (classes - 1)/e), 0.905 for 5 classes, and so bounds itself. ``on="logits"`` puts it on the
-    logits: these come from a BatchNorm without affine, so the network needs a learned scale
-    (``CapsNet(logit_scale=True)``) to become sure.
+    Example:
+        >>> sure = torch.tensor([[1.0, 0.0, 0.0, 0.0, 0.0]])
+        >>> print(f"{activation_nll_loss(sure, torch.tensor([0])):.3f}")
+        0.905
     """
-    if on not in NLL_ON:
-        raise ValueError(f"on must be one of {NLL_ON}, got {on!r}")
-    if not 0 <= smoothing < 1:
-        raise ValueError(f"smoothing must be at least 0 and below 1, got {smoothing}")
+    if not 0 <= label_smoothing < 1:
+        raise ValueError(f"label_smoothing must be at least 0 and below 1, got {label_smoothing}")
     if target.is_floating_point():
-        if logits.ndim != 2 or target.shape != logits.shape:
+        if activations.ndim != 2 or target.shape != activations.shape:
             raise ValueError(
-                f"expected shares (n, classes) like the scores, got {tuple(target.shape)} for {tuple(logits.shape)}"
+                f"expected shares (n, num_classes) like the activations, got {tuple(target.shape)} for "
+                f"{tuple(activations.shape)}"
             )
     else:
-        _check_target(logits, target)
-    return F.cross_entropy(logits.sigmoid() if on == "activations" else logits, target, label_smoothing=smoothing)
+        _check_target(activations, target)
+    return F.cross_entropy(activations, target, label_smoothing=label_smoothing)
 
 
 def spread_loss(activations: Tensor, target: Tensor, margin: float | Tensor) -> Tensor:
-    """L_SL = sum_{j != t} max(0, m - (a_t - a_j))^2, mean over the batch; ``activations`` are ``n classes``."""
+    r"""Return $L_{SL} = \sum_{j \neq t} \max(0, m - (a_t - a_j))^2$, the mean over the batch.
+
+    Args:
+        activations: ``n j``, in (0, 1).
+        target: class numbers t, ``n`` of int64.
+        margin: m, see `spread_margin`.
+
+    Example:
+        >>> activations = torch.tensor([[0.9, 0.1, 0.5]])
+        >>> print(f"{spread_loss(activations, torch.tensor([0]), margin=0.5):.2f}")  # (0.5 - 0.4)^2
+        0.01
+    """
     _check_target(activations, target)
     a_t = activations.gather(1, target[:, None])
     gap = (margin - (a_t - activations)).clamp_min(0).square()
@@ -47,14 +69,19 @@ def spread_loss(activations: Tensor, target: Tensor, margin: float | Tensor) -> 
 
 
 def spread_margin(step: int, steps: int, *, low: float = 0.2, high: float = 0.9) -> float:
-    """The margin's schedule: linear from ``low`` to ``high`` over ``steps``, then ``high`` (Hinton et al. 2018)."""
+    """Return the margin at ``step``: it grows from ``low`` to ``high`` over ``steps`` (Hinton et al. 2018).
+
+    Example:
+        >>> [round(spread_margin(step, steps=100), 2) for step in (0, 50, 200)]
+        [0.2, 0.55, 0.9]
+    """
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
     return low + (high - low) * min(max(step, 0) / steps, 1.0)
 
 
 class VAELoss(NamedTuple):
-    """``total = divergence + reconstruction``, means over the batch."""
+    """The parts of `vae_loss`, means over the batch: ``total = divergence + reconstruction``."""
 
     total: Tensor
     divergence: Tensor
@@ -62,7 +89,18 @@ class VAELoss(NamedTuple):
 
 
 def vae_loss(x: Tensor, output: Reconstruction) -> VAELoss:
-    """L_VAE = 1/2 sum_d (sigma_d^2 + mu_d^2 - ln sigma_d^2 - 1) + |x - f(x)|_F^2, mean over the batch of K images."""
+    r"""Return $L_{VAE} = \frac12 \sum_d (\sigma_d^2 + \mu_d^2 - \ln \sigma_d^2 - 1) + \|x - f(x)\|_F^2$.
+
+    Args:
+        x: images ``n channels height width``.
+        output: what a `CapsVAE` made of them.
+
+    Example:
+        >>> from vbcaps import CapsVAE
+        >>> images = torch.rand(2, 1, 20, 20)
+        >>> loss = vae_loss(images, CapsVAE((8, 4, 4, 4), in_channels=1, image_size=20)(images))
+        >>> loss.total.backward()
+    """
     if x.shape != output.images.shape:
         raise ValueError(f"x has shape {tuple(x.shape)}, its reconstruction {tuple(output.images.shape)}")
     divergence = 0.5 * (output.var + output.mean.square() - output.var.log() - 1).sum(-1).mean()
@@ -71,14 +109,26 @@ def vae_loss(x: Tensor, output: Reconstruction) -> VAELoss:
 
 
 def total_loss(classification: Tensor, vae: VAELoss | None = None, *, eta: float = 1e-3) -> Tensor:
-    """L = L_NLL + eta L_VAE (or the spread loss in place of L_NLL)."""
+    r"""Return $L = L_{class} + \eta L_{VAE}$.
+
+    Args:
+        classification: a loss on the network's logits or activations.
+        vae: what `vae_loss` gave; without it the classification loss is all.
+        eta: the weight of the second part.
+
+    Example:
+        >>> parts = VAELoss(torch.tensor(20.0), torch.tensor(5.0), torch.tensor(15.0))
+        >>> print(f"{total_loss(torch.tensor(1.5), parts):.2f}")
+        1.52
+    """
     return classification if vae is None else classification + eta * vae.total
 
 
 def _check_target(scores: Tensor, target: Tensor) -> None:
     if scores.ndim != 2 or target.shape != scores.shape[:1]:
         raise ValueError(
-            f"expected (n, classes) scores with (n,) targets, got {tuple(scores.shape)} and {tuple(target.shape)}"
+            f"expected (n, num_classes) activations with (n,) targets, got {tuple(scores.shape)} and "
+            f"{tuple(target.shape)}"
         )
     if target.dtype != torch.int64:
         raise TypeError(f"target must be class numbers as int64 (long), got {target.dtype}")

@@ -3,6 +3,7 @@
 Axes: n image, j class, d pose entry, p p pose matrix.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vbcaps.layers import Capsules, ClassCaps, ConvCaps, PrimaryCaps, check_counts
+from vbcaps.layers import BatchNorm2d, Capsules, ClassCaps, ConvCaps, LayerTrace, PrimaryCaps, check_counts
 from vbcaps.routing import Posterior
 
 STEMS = ("conv", "residual")
@@ -20,45 +21,56 @@ IMAGE_SIZES = range(20, 257)
 class CapsNet(nn.Module):
     """The paper's capsule network {F, d1, d2, d3, classes}.
 
-    ``CapsNet(arch=(64, 16, 16, 16), in_channels=2, classes=5)`` is its best one for smallNORB.
-
-    Arguments:
+    Args:
         arch: filters of the stem, then types of PrimaryCaps and of the two ConvCaps.
-        in_channels, classes: of the images.
+        in_channels: channels of the images.
+        num_classes: how many classes there are.
         image_size: a number or (height, width), from 20 to 256.
-        routing: ``"vb"``, ``"em"`` or ``"dynamic"``, with ``routing_options`` for each capsule layer.
+        routing: ``"vb"``, ``"em"`` or ``"dynamic"``.
         stem: ``"conv"``, a 5x5 convolution of stride 2 and two of 3x3; or ``"residual"``, four residual blocks.
-        pose: poses are ``pose x pose`` matrices.
-        init, gain, noise, norm_pose, backend: see ``ConvCaps``.
-        logit_scale: learn a factor on the class logits. BatchNorm without affine keeps them near unit size, so a
-            loss on the logits needs it (``losses.nll_loss``).
+        routing_options: keywords for the routing of each capsule layer, as ``dict(iters=2)``.
+        pose_size: p, poses are p x p matrices.
+        init, gain, noise, norm_pose, backend: see `ConvCaps`.
+        logit_scale: learn a factor on the class logits, see `ClassCaps`.
+
+    Shape:
+        - Input: standardised images ``n in_channels height width``.
+        - Output: `Capsules` of the classes: logits and activations ``n num_classes``, poses ``n num_classes p p``, the
+          posterior with the axes ``n j``.
+
+    Example:
+        >>> net = CapsNet((64, 16, 16, 16), in_channels=2, num_classes=5, image_size=32)  # the best one for smallNORB
+        >>> out = net(torch.randn(8, 2, 32, 32))
+        >>> loss = F.cross_entropy(out.logits, torch.randint(5, (8,)))
+        >>> out.poses.shape
+        torch.Size([8, 5, 4, 4])
     """
 
     def __init__(
         self,
         arch: Sequence[int] = (64, 16, 16, 16),
         in_channels: int = 2,
-        classes: int = 5,
+        num_classes: int = 5,
         image_size: int | tuple[int, int] = 32,
         routing: str = "vb",
         stem: str = "conv",
         *,
         routing_options: Mapping[str, Any] | None = None,
-        pose: int = 4,
+        pose_size: int = 4,
         init: str = "glorot",
         gain: float = 1.0,
         noise: float = 0.01,
         norm_pose: bool = True,
-        logit_scale: bool = False,
+        logit_scale: bool = True,
         backend: str = "auto",
     ):
         super().__init__()
-        self.arch, self.image_size = check_network(arch, in_channels, classes, image_size, stem)
-        self.in_channels, self.classes = in_channels, classes
+        self.arch, self.image_size = check_network(arch, in_channels, num_classes, image_size, stem)
+        self.in_channels, self.num_classes = in_channels, num_classes
 
         _, d1, d2, d3 = self.arch
         options: dict[str, Any] = dict(
-            pose=pose,
+            pose_size=pose_size,
             routing=routing,
             routing_options=routing_options,
             init=init,
@@ -68,60 +80,120 @@ class CapsNet(nn.Module):
             backend=backend,
         )
         self.stem = make_stem(stem, in_channels, self.arch[0])
-        self.primary_caps = PrimaryCaps(self.stem.channels, d1, pose=pose, norm_pose=norm_pose)
+        self.primary_caps = PrimaryCaps(self.stem.channels, d1, pose_size=pose_size, norm_pose=norm_pose)
         self.conv_caps1 = ConvCaps(d1, d2, 3, stride=2, **options)
         self.conv_caps2 = ConvCaps(d2, d3, 3, stride=1, **options)
-        self.class_caps = ClassCaps(d3, classes, **options)
-        self.scale = nn.Parameter(torch.ones(())) if logit_scale else None
+        self.class_caps = ClassCaps(d3, num_classes, logit_scale=logit_scale, **options)
+        self.register_load_state_dict_pre_hook(_rename_keys)
 
     def forward(self, x: Tensor) -> Capsules:  # n in_channels height width
-        """``.logits`` and ``.activations`` as ``n classes``, ``.poses`` as ``n classes p p``, ``.posterior``."""
         check_images(x, (self.in_channels, *self.image_size))
         caps = self.primary_caps(self.stem(x))
-        caps = self.conv_caps1(caps.activations, caps.poses, posterior=False)
-        caps = self.conv_caps2(caps.activations, caps.poses, posterior=False)
-        caps = self.class_caps(caps.activations, caps.poses)
-        logits = caps.logits.flatten(1)
-        logits = logits if self.scale is None else logits * self.scale
-        return Capsules(logits, logits.sigmoid(), caps.poses.flatten(1, 3), caps.posterior)
+        caps = self.conv_caps1(caps, posterior=False)
+        caps = self.conv_caps2(caps, posterior=False)
+        return self.class_caps(caps)
+
+    def trace(self, x: Tensor) -> "NetworkTrace":
+        """Classify images by the readable reference, and keep what every layer did.
+
+        Args:
+            x: standardised images ``n in_channels height width``.
+
+        Example:
+            >>> net = CapsNet((8, 4, 4, 4), num_classes=3).eval()
+            >>> trace = net.trace(torch.randn(2, 2, 32, 32))
+            >>> for name, layer in trace.layers.items():
+            ...     print(name, tuple(layer.votes.shape), tuple(layer.iterations[-1].r.shape))
+            conv_caps1 (2, 36, 36, 4, 16) (2, 36, 36, 4)
+            conv_caps2 (2, 16, 36, 4, 16) (2, 16, 36, 4)
+            class_caps (2, 64, 3, 16) (2, 64, 3)
+        """
+        check_images(x, (self.in_channels, *self.image_size))
+        features = self.stem(x)
+        caps, layers = self.primary_caps(features), {}
+        for name in ("conv_caps1", "conv_caps2", "class_caps"):
+            layers[name] = getattr(self, name).trace(caps)
+            caps = layers[name].parents
+        return NetworkTrace(features, layers, caps)
+
+
+class NetworkTrace(NamedTuple):
+    """How a network came to its answer: what `CapsNet.trace` gives.
+
+    Args:
+        features: what the stem makes of the images, ``n channels h w``.
+        layers: by the names ``conv_caps1``, ``conv_caps2`` and ``class_caps``, each with its input (``children``) and
+            output (``parents``); the children of the first are the primary capsules.
+        output: the network's answer, as ``forward`` gives it.
+    """
+
+    features: Tensor
+    layers: dict[str, LayerTrace]
+    output: Capsules
+
+
+def current_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Rename the parameters of a state dict that an earlier version wrote to what they are called today.
+
+    The factor on the class logits was ``scale`` of the network; it is ``class_caps.scale``. Names may have any prefix
+    and any ending, as ``optimiser.scale.exp_avg``.
+    """
+    return {re.sub(r"(?<!class_caps\.)\bscale\b", "class_caps.scale", name): x for name, x in tensors.items()}
+
+
+def _rename_keys(net: nn.Module, tensors: dict[str, Tensor], *_: Any) -> None:
+    """Let ``load_state_dict`` read what an earlier version wrote."""
+    renamed = current_names(tensors)
+    tensors.clear()
+    tensors.update(renamed)
 
 
 class Scores(NamedTuple):
-    """What a ``ConvNet`` gives: of ``Capsules`` the part that every classifier has."""
+    """What a `ConvNet` gives: the part of `Capsules` that every classifier has, ``n num_classes`` each."""
 
-    logits: Tensor  # n classes
-    activations: Tensor  # n classes   their sigmoid
+    logits: Tensor
+    activations: Tensor
 
 
 class ConvNet(nn.Module):
-    """A plain CNN in the shape of ``CapsNet``: the same stem, the same fields, and filters in place of capsules.
+    """A plain CNN in the shape of `CapsNet`: the same stem, the same fields, and filters in place of capsules.
 
-    ``ConvNet((64, 64, 72, 72), in_channels=1, classes=10, image_size=40)`` learns 169K numbers, as many as the capsule
-    network {64,16,16,16,10}. After the stem come convolutions of 1x1, 3x3 of stride 2 and 3x3, each with BatchNorm and
-    ReLU, then the mean over positions and a linear classifier. To be trained by ``nll_loss(on="logits")``.
+    After the stem come convolutions of 1x1, 3x3 of stride 2 and 3x3, each with BatchNorm and ReLU, then the mean over
+    positions and a linear classifier.
 
-    Arguments:
+    Args:
         arch: filters of the stem, then of the three convolutions.
-        in_channels, classes, image_size, stem: see ``CapsNet``.
+        in_channels, num_classes, image_size, stem: see `CapsNet`.
+
+    Shape:
+        - Input: standardised images ``n in_channels height width``.
+        - Output: `Scores`, logits and activations (their sigmoid) ``n num_classes``.
+
+    Example:
+        >>> net = ConvNet((64, 64, 72, 72), in_channels=1, num_classes=10, image_size=40)
+        >>> sum(p.numel() for p in net.parameters())  # about as many as CapsNet((64, 16, 16, 16), 1, 10)
+        169490
+        >>> net(torch.randn(8, 1, 40, 40)).logits.shape
+        torch.Size([8, 10])
     """
 
     def __init__(
         self,
         arch: Sequence[int] = (64, 64, 72, 72),
         in_channels: int = 2,
-        classes: int = 5,
+        num_classes: int = 5,
         image_size: int | tuple[int, int] = 32,
         stem: str = "conv",
     ):
         super().__init__()
-        self.arch, self.image_size = check_network(arch, in_channels, classes, image_size, stem)
-        self.in_channels, self.classes = in_channels, classes
+        self.arch, self.image_size = check_network(arch, in_channels, num_classes, image_size, stem)
+        self.in_channels, self.num_classes = in_channels, num_classes
         _, d1, d2, d3 = self.arch
         self.stem = make_stem(stem, in_channels, self.arch[0])
         self.conv1 = _conv(self.stem.channels, d1, 1)
         self.conv2 = _conv(d1, d2, 3, stride=2)
         self.conv3 = _conv(d2, d3, 3)
-        self.head = nn.Linear(d3, classes)
+        self.head = nn.Linear(d3, num_classes)
 
     def forward(self, x: Tensor) -> Scores:  # n in_channels height width
         check_images(x, (self.in_channels, *self.image_size))
@@ -136,12 +208,12 @@ Network = CapsNet | ConvNet  # what a recipe trains
 
 
 def check_network(
-    arch: Sequence[int], in_channels: int, classes: int, image_size: int | tuple[int, int], stem: str
+    arch: Sequence[int], in_channels: int, num_classes: int, image_size: int | tuple[int, int], stem: str
 ) -> tuple[tuple[int, ...], tuple[int, int]]:
-    """Hold the arguments of a network to what they may be; ``arch`` and (height, width) as tuples."""
+    """Check the arguments of a network; return ``arch`` and (height, width) as tuples."""
     if not isinstance(arch, tuple | list) or len(arch) != 4 or not all(isinstance(k, int) and k >= 1 for k in arch):
         raise ValueError(f"arch must be four positive numbers (F, d1, d2, d3), got {arch!r}")
-    check_counts(in_channels=in_channels, classes=classes)
+    check_counts(in_channels=in_channels, num_classes=num_classes)
     if stem not in STEMS:
         raise ValueError(f"stem must be one of {STEMS}, got {stem!r}")
     size = tuple(image_size) if isinstance(image_size, tuple | list) else (image_size, image_size)
@@ -165,7 +237,7 @@ def make_stem(stem: str, in_channels: int, filters: int) -> "ConvStem | Residual
 def _conv(channels: int, filters: int, kernel: int, stride: int = 1, padding: int = 0) -> nn.Sequential:
     conv = nn.Conv2d(channels, filters, kernel, stride, padding, bias=False)
     nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
-    return nn.Sequential(conv, nn.BatchNorm2d(filters))
+    return nn.Sequential(conv, BatchNorm2d(filters))
 
 
 class ConvStem(nn.Module):
@@ -217,28 +289,55 @@ class ResidualBlock(nn.Module):
 
 
 class Reconstruction(NamedTuple):
-    """What a ``CapsVAE`` gives: the network's capsules, and one class capsule decoded."""
+    """What a `CapsVAE` gives: the network's capsules, and one class capsule decoded.
 
-    logits: Tensor  # n classes
-    activations: Tensor  # n classes
-    poses: Tensor  # n classes p p
+    Args:
+        activations, poses, logits, posterior: of every class, see `Capsules`.
+        images: what was decoded, ``n channels height width``.
+        label: the class whose capsule was decoded, ``n``.
+        code: the sample that was decoded, ``n d``.
+        mean: the capsule's posterior mean, ``n d``.
+        var: its variance, 1 / diag(E[Lambda]), ``n d``.
+    """
+
+    activations: Tensor
+    poses: Tensor
+    logits: Tensor
     posterior: Posterior
-    images: Tensor  # n channels height width
-    label: Tensor  # n     the class whose capsule was decoded
-    code: Tensor  # n d    the sample that was decoded
-    mean: Tensor  # n d    m_j of that class
-    var: Tensor  # n d     sigma_j^2 = 1 / diag(E[Lambda_j])
+    images: Tensor
+    label: Tensor
+    code: Tensor
+    mean: Tensor
+    var: Tensor
 
 
 SAMPLINGS = ("shortcut", "posterior")
 
 
 class CapsVAE(nn.Module):
-    """A Capsule-VAE: the class capsule's posterior is the latent code.
+    r"""A Capsule-VAE: the class capsule's posterior is the latent code.
 
-    ``sampling`` of the code while training, the paper's two ways: ``"posterior"`` draws Lambda_j and then mu_j from the
-    Gaussian-Wishart (Gaussian-Gamma) posterior; ``"shortcut"`` takes ``m_j + eps / sqrt(diag E[Lambda_j])``. In
-    ``eval`` mode the code is ``m_j``. All other arguments are those of ``CapsNet``; the routing must be ``"vb"``.
+    In ``eval`` mode the code is the posterior mean $m_j$, in training a sample.
+
+    Args:
+        args, options: those of `CapsNet`; the routing must be ``"vb"``.
+        sampling: how the code is drawn in training, one of the paper's two ways. ``"posterior"`` draws $\Lambda_j$ and
+            then $\mu_j$ from the Gaussian-Gamma (Gaussian-Wishart) posterior; ``"shortcut"`` takes
+            $m_j + \epsilon / \sqrt{\operatorname{diag} E[\Lambda_j]}$.
+        filters: width of the decoder.
+
+    Shape:
+        - Input: images ``n in_channels height width`` and, where given, labels ``n``.
+        - Output: `Reconstruction`.
+
+    Example:
+        >>> from vbcaps.losses import total_loss, vae_loss
+        >>> vae = CapsVAE((32, 8, 8, 8), in_channels=1, num_classes=10, image_size=28)
+        >>> images, labels = torch.rand(4, 1, 28, 28), torch.tensor([3, 1, 4, 1])
+        >>> out = vae(images, labels)
+        >>> loss = total_loss(F.cross_entropy(out.logits, labels), vae_loss(images, out))
+        >>> vae.eval().tweak(images, dim=3, values=[-1.0, 0.0, 1.0]).shape
+        torch.Size([3, 4, 1, 28, 28])
     """
 
     def __init__(self, *args: Any, sampling: str = "shortcut", filters: int = 64, **options: Any):
@@ -253,28 +352,38 @@ class CapsVAE(nn.Module):
         self.decoder = Decoder(self.net, filters)
 
     def forward(self, x: Tensor, label: Tensor | None = None) -> Reconstruction:
-        """Decode the capsule of ``label`` (``n``, long) where given, of the predicted class where not."""
+        """Decode the capsule of ``label``, ``n`` of int64; without it that of the predicted class."""
         caps = self.net(x)
         label = caps.logits.argmax(1) if label is None else label
         if label.shape != x.shape[:1] or label.dtype != torch.int64:
             raise ValueError(f"label must be (n,) = ({len(x)},) of int64, got {tuple(label.shape)} of {label.dtype}")
-        if not torch.compiler.is_compiling() and not 0 <= int(label.min()) <= int(label.max()) < self.net.classes:
+        if not torch.compiler.is_compiling() and not 0 <= int(label.min()) <= int(label.max()) < self.net.num_classes:
             raise ValueError(
-                f"label must lie from 0 to {self.net.classes - 1}, got {int(label.min())} to {int(label.max())}"
+                f"label must lie from 0 to {self.net.num_classes - 1}, got {int(label.min())} to {int(label.max())}"
             )
-        q = of_class(caps.posterior, label)
-        mean, var = q.m[:, 0, 0], q.variance()[:, 0, 0]
+        q, rows = caps.posterior, torch.arange(len(label), device=label.device)
+        mean, var = q.m[rows, label], q.variance()[rows, label]
         code = mean
-        if self.training:
-            code = (
-                q.sample()[0][:, 0, 0] if self.sampling == "posterior" else mean + torch.randn_like(mean) * var.sqrt()
-            )
+        if self.training and self.sampling == "posterior":
+            code = q.sample()[0][rows, label]
+        elif self.training:
+            code = mean + torch.randn_like(mean) * var.sqrt()
         images = self.decoder(code, label)
-        return Reconstruction(caps.logits, caps.activations, caps.poses, caps.posterior, images, label, code, mean, var)
+        return Reconstruction(caps.activations, caps.poses, caps.logits, q, images, label, code, mean, var)
 
     def tweak(self, x: Tensor, dim: int, values: Sequence[float] | Tensor, label: Tensor | None = None) -> Tensor:
-        """Images ``k n channels height width``: what x decodes to when pose entry ``dim`` is moved by each value."""
-        size = self.net.class_caps.pose**2
+        """Decode ``x`` with one pose entry moved.
+
+        Args:
+            x: images ``n in_channels height width``.
+            dim: the pose entry, from 0 to p p - 1.
+            values: what is added to the posterior mean of that entry, k numbers.
+            label: as in ``forward``.
+
+        Returns:
+            Images ``k n in_channels height width``.
+        """
+        size = self.net.class_caps.pose_size**2
         if not 0 <= dim < size:
             raise ValueError(f"dim must be a pose entry from 0 to {size - 1}, got {dim}")
         out = self(x, label)
@@ -282,23 +391,16 @@ class CapsVAE(nn.Module):
         return torch.stack([self.decoder(out.mean + float(v) * shift, out.label) for v in values])
 
 
-def of_class(q: Posterior, label: Tensor) -> Posterior:
-    """The posterior of one class capsule per image: ``n 1 1``, ``n 1 1 d``, ``n 1 1 d e``, and r as ``n 1 i 1``."""
-    rows = torch.arange(len(label), device=label.device)
-    of_j = {name: getattr(q, name)[rows, :, label][:, :, None] for name in ("alpha", "m", "kappa", "psi", "nu")}
-    return Posterior(**of_j, r=q.r[rows, :, :, label][..., None])
-
-
 class Decoder(nn.Module):
-    """Five transposed convolutions from a class capsule (the others masked) to an image of the network's size."""
+    """Decode a class capsule to an image of the network's size by five transposed convolutions; others are masked."""
 
     def __init__(self, net: CapsNet, filters: int):
         super().__init__()
         if filters < 4:
             raise ValueError(f"filters must be at least 4, got {filters}")
-        self.classes, self.image_size = net.classes, net.image_size
+        self.num_classes, self.image_size = net.num_classes, net.image_size
         first = (-(-net.image_size[0] // 16), -(-net.image_size[1] // 16))  # four doublings reach the image
-        widths = (net.classes * net.class_caps.pose**2, filters, filters, filters // 2, filters // 4)
+        widths = (net.num_classes * net.class_caps.pose_size**2, filters, filters, filters // 2, filters // 4)
         self.deconv1 = nn.Sequential(nn.ConvTranspose2d(widths[0], widths[1], first), nn.ReLU())
         self.deconv2, self.deconv3, self.deconv4 = (
             nn.Sequential(nn.ConvTranspose2d(widths[k], widths[k + 1], 4, 2, 1), nn.ReLU()) for k in (1, 2, 3)
@@ -306,8 +408,8 @@ class Decoder(nn.Module):
         self.deconv5 = nn.ConvTranspose2d(widths[4], net.in_channels, 4, 2, 1)
 
     def forward(self, code: Tensor, label: Tensor) -> Tensor:  # n d, n
-        mask = F.one_hot(label, self.classes).to(code.dtype)
-        x = (mask[:, :, None] * code[:, None]).flatten(1)[..., None, None]  # n (classes d) 1 1
+        mask = F.one_hot(label, self.num_classes).to(code.dtype)
+        x = (mask[:, :, None] * code[:, None]).flatten(1)[..., None, None]  # n (j d) 1 1
         for deconv in (self.deconv1, self.deconv2, self.deconv3, self.deconv4, self.deconv5):
             x = deconv(x)
         return x[:, :, : self.image_size[0], : self.image_size[1]]

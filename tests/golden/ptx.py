@@ -24,7 +24,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from vbcaps import ClassCaps, ConvCaps, Prior
+from vbcaps import Capsules, ClassCaps, ConvCaps, Prior
 from vbcaps.kernels.triton import launch, norm
 
 FILE = Path(__file__).with_name("ptx.json")
@@ -73,7 +73,7 @@ def layer_work(layer: ConvCaps, size: int) -> Callable[[], object]:
 
     def work() -> None:
         a, pose = torch.rand(BATCH, size, size, layer.in_caps), torch.randn(BATCH, size, size, layer.in_caps, 4, 4)
-        out = layer.eval()(a.requires_grad_(), pose.requires_grad_())
+        out = layer.eval()(Capsules(a.requires_grad_(), pose.requires_grad_()))
         (out.logits.sum() + out.poses.square().sum()).backward()
 
     return work

@@ -5,15 +5,16 @@ import copy
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+import literal
 import pytest
 import torch
 from torch import Tensor, nn
 
-from vbcaps import Prior
+from vbcaps import Capsules, Prior
 from vbcaps.kernels import route
 from vbcaps.kernels.ops import Op, flatten
 from vbcaps.routing import DynamicRouting, EMRouting, VBRouting
-from vbcaps.routing.fields import Fields, conv_fields, places
+from vbcaps.routing.fields import Fields, conv_fields, coordinates
 
 F32, F64 = torch.float32, torch.float64
 EPS = torch.finfo(F32).eps
@@ -60,7 +61,7 @@ def problem(
         pose.to(device),
         W.to(device),
         conv_fields(*size, types, kernel, stride, device),
-        places(*size, types, F32, device) if whole else None,
+        coordinates(*size, types, F32, device) if whole else None,
     )
 
 
@@ -141,9 +142,9 @@ def routed_here(p, backend, dtype=F32):
     """Return the same without poison, in this thread."""
     routing = copy.deepcopy(p.routing).to(dtype)
     leaves = {name: getattr(p, name).detach().to(dtype).requires_grad_() for name in ("a", "pose", "W")}
-    coordinates = None if p.coordinates is None else p.coordinates.to(dtype)
-    logit, _, q = route(routing, *leaves.values(), p.fields, coordinates, backend)
-    outputs = dict(logit=logit, **q._asdict())
+    added = None if p.coordinates is None else p.coordinates.to(dtype)
+    logit, _, q = route(routing, *leaves.values(), p.fields, added, backend)
+    outputs = dict(logit=logit, **literal.tensors(q))
     gradients = gradients_of(outputs, leaves | dict(routing.named_parameters()))
     return {name: x.detach() for name, x in outputs.items()} | gradients
 
@@ -198,8 +199,8 @@ def layer_results(layer, a, pose, backend="reference", dtype=F32, device="cpu"):
     leaves = dict(a=a.to(device, dtype).requires_grad_(), pose=pose.to(device, dtype).requires_grad_())
 
     def run():
-        out = layer(*leaves.values())
-        outputs = dict(logits=out.logits, poses=out.poses, **out.posterior._asdict())
+        out = layer(Capsules(*leaves.values()))
+        outputs = dict(logits=out.logits, poses=out.poses, **literal.tensors(out.posterior))
         return outputs, gradients_of(outputs, leaves | dict(layer.named_parameters()))
 
     with contextlib.nullcontext() if backend == "reference" else poisoned():

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vbcaps import ConvCaps, kernels
+from vbcaps import Capsules, ConvCaps, kernels
 from vbcaps.kernels.backend import Votes
 from vbcaps.kernels.ops import on_its_device
 from vbcaps.routing import EMRouting, VBRouting
@@ -109,7 +109,7 @@ def test_a_layer_asks_before_it_launches(routing, monkeypatch):
     monkeypatch.setattr(Triton, "most_images", lambda *_: 1)
     layer = ConvCaps(2, 3, 2, routing=routing, backend="triton")
     with pytest.raises(ValueError, match="at most 1 images in this layer, got 2"):
-        layer(torch.rand(2, 3, 3, 2), torch.randn(2, 3, 3, 2, 4, 4))
+        layer(Capsules(torch.rand(2, 3, 3, 2), torch.randn(2, 3, 3, 2, 4, 4)))
 
 
 # --- devices ----------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def test_a_second_device_gives_what_the_first_does(routing):
     found = []
     for device in ("cuda:0", "cuda:1"):
         layer = layer.to(device)
-        out = layer(a.to(device), pose.to(device))
+        out = layer(Capsules(a.to(device), pose.to(device)))
         (gradient,) = torch.autograd.grad(out.poses.square().sum() + out.logits.pow(3).sum(), layer.weight)
         found.append((out.logits.cpu(), out.poses.detach().cpu(), gradient.cpu()))
     assert torch.cuda.current_device() == 0
@@ -191,7 +191,7 @@ def test_a_batch_past_the_cards_memory_is_an_error_and_the_next_one_works(routin
     torch.cuda.set_per_process_memory_fraction(min(1.0, share + 0.01))
     try:
         with pytest.raises(torch.OutOfMemoryError):  # its responsibilities alone are 2.7 GB
-            layer(a, pose)
+            layer(Capsules(a, pose))
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    assert layer(a[:2], pose[:2]).logits.isfinite().all()
+    assert layer(Capsules(a[:2], pose[:2])).logits.isfinite().all()

@@ -6,6 +6,7 @@ needs a GPU's streams and graphs, is skipped. With one, ``pytest -m gpu`` runs t
 
 import copy
 
+import literal
 import pytest
 import torch
 from hypothesis import Phase, given, settings
@@ -31,8 +32,8 @@ from kernels.harness import (
 from kernels.harness import problem as problem_on
 from torch import nn
 
-from vbcaps import CapsNet, ClassCaps, ConvCaps, Prior
-from vbcaps.losses import nll_loss
+from vbcaps import CapsNet, Capsules, ClassCaps, ConvCaps, Prior
+from vbcaps.losses import activation_nll_loss
 from vbcaps.routing import VBRouting
 
 pytest.importorskip("triton")
@@ -101,7 +102,7 @@ def test_outputs_and_gradients_are_within_the_error_budget(case, layer, iters):
 @pytest.mark.parametrize("routing", ["vb", "em", "dynamic"])
 @pytest.mark.parametrize("kind", ["conv", "class", "one class", "one position"])
 def test_layers_are_within_the_error_budget(kind, routing):
-    """With padding, rectangular kernels and places; a single class for a single image; a map of one position.
+    """With padding, rectangular kernels and coordinates; a single class for a single image; a map of one position.
 
     In evaluation: the BatchNorm of training leaves the offsets a gradient of nothing but rounding.
     """
@@ -204,17 +205,17 @@ def test_a_compiled_layer_is_one_graph_and_gives_the_same(routing):
     a, pose = torch.rand(2, 2, 3, 1, device=DEVICE), torch.randn(2, 2, 3, 1, 4, 4, device=DEVICE)
     graph = torch.compile(layer, fullgraph=True, backend="aot_eager")
     (out, gradients), (expected, expected_gradients) = (
-        on_a_fresh_stack(step, run, layer, a, pose) for run in (graph, layer)
+        on_a_fresh_stack(step, run, layer, Capsules(a, pose)) for run in (graph, layer)
     )
     for name, x in (expected | expected_gradients).items():
         torch.testing.assert_close((out | gradients)[name], x, msg=lambda m, at=name: f"{at}: {m}")
 
 
-def step(run, layer, *inputs):
+def step(run, layer, caps):
     """One forward and backward pass of a layer or network that leaves its running statistics alone."""
     before = copy.deepcopy(layer.state_dict())
-    out = run(*inputs)
-    outputs = dict(logits=out.logits, poses=out.poses, **out.posterior._asdict())
+    out = run(caps)
+    outputs = dict(logits=out.logits, poses=out.poses, **literal.tensors(out.posterior))
     gradients = gradients_of(outputs, dict(layer.named_parameters()))
     layer.load_state_dict(before)
     return {name: x.detach() for name, x in outputs.items()}, gradients
@@ -225,8 +226,8 @@ def test_under_autocast_routing_computes_in_float32():
     a = torch.rand(2, 2, 3, 1, device=DEVICE).bfloat16()
     pose = torch.randn(2, 2, 3, 1, 4, 4, device=DEVICE).bfloat16()
     with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
-        out, gradients = on_a_fresh_stack(step, layer, layer, a, pose)
-    expected, expected_gradients = on_a_fresh_stack(step, layer, layer, a.float(), pose.float())
+        out, gradients = on_a_fresh_stack(step, layer, layer, Capsules(a, pose))
+    expected, expected_gradients = on_a_fresh_stack(step, layer, layer, Capsules(a.float(), pose.float()))
     assert_same_bits(out, expected)
     assert_same_bits(gradients, expected_gradients)
 
@@ -234,7 +235,7 @@ def test_under_autocast_routing_computes_in_float32():
 # --- what the kernels do not cover ------------------------------------------------------------------------------
 
 UNSUPPORTED = {
-    "3x3 poses": (dict(pose=3), F32, ValueError, "4x4 poses"),
+    "3x3 poses": (dict(pose_size=3), F32, ValueError, "4x4 poses"),
     "float64": ({}, F64, TypeError, "float32"),
     "full precision": (dict(routing_options=dict(prior=Prior(precision="full"))), F32, ValueError, "diagonal"),
 }
@@ -245,13 +246,13 @@ def test_unsupported_calls_are_an_error_with_triton_and_the_reference_with_auto(
     options, dtype, kind, message = UNSUPPORTED[case]
     layer = ConvCaps(2, 3, 2, **options, backend="triton").to(DEVICE, dtype).eval()
     a = torch.rand(2, 3, 3, 2, dtype=dtype, device=DEVICE)
-    pose = torch.randn(2, 3, 3, 2, layer.pose, layer.pose, dtype=dtype, device=DEVICE)
+    pose = torch.randn(2, 3, 3, 2, layer.pose_size, layer.pose_size, dtype=dtype, device=DEVICE)
     with pytest.raises(kind, match=message):
-        layer(a, pose)
+        layer(Capsules(a, pose))
     layer.backend = "auto"
-    out = layer(a, pose)
+    out = layer(Capsules(a, pose))
     layer.backend = "reference"
-    torch.testing.assert_close(out.logits, layer(a, pose).logits)
+    torch.testing.assert_close(out.logits, layer(Capsules(a, pose)).logits)
 
 
 @pytest.mark.parametrize("routing", ["vb", "em"])
@@ -259,7 +260,7 @@ def test_children_on_a_cpu_are_an_error_with_triton_but_for_its_interpreter(rout
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     layer = ClassCaps(2, 3, routing=routing, backend="triton")
     with pytest.raises(ValueError, match="CUDA"):
-        layer(torch.rand(2, 3, 3, 2), torch.randn(2, 3, 3, 2, 4, 4))
+        layer(Capsules(torch.rand(2, 3, 3, 2), torch.randn(2, 3, 3, 2, 4, 4)))
 
 
 @pytest.mark.parametrize("routing", ["vb", "em"])
@@ -268,16 +269,16 @@ def test_auto_on_a_cpu_leaves_the_interpreter_alone(routing, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     layer = ClassCaps(2, 3, routing=routing).eval()
     a, pose = torch.rand(2, 3, 3, 2), torch.randn(2, 3, 3, 2, 4, 4)
-    out = layer(a, pose)
+    out = layer(Capsules(a, pose))
     layer.backend = "reference"
-    assert torch.equal(out.logits, layer(a, pose).logits)
+    assert torch.equal(out.logits, layer(Capsules(a, pose)).logits)
 
 
 def test_a_routing_without_kernels_is_an_error_with_triton():
     layer = ConvCaps(1, 2, 1, backend="triton").to(DEVICE)
     layer.routing = nn.Identity()
     with pytest.raises(ValueError, match="no kernels for Identity"):
-        layer(torch.rand(1, 1, 1, 1, device=DEVICE), torch.randn(1, 1, 1, 1, 4, 4, device=DEVICE))
+        layer(Capsules(torch.rand(1, 1, 1, 1, device=DEVICE), torch.randn(1, 1, 1, 1, 4, 4, device=DEVICE)))
 
 
 # --- training ---------------------------------------------------------------------------------------------------
@@ -289,24 +290,23 @@ class CapsuleStack(nn.Module):
     def __init__(self, types, hidden, classes, kernel, **options):
         super().__init__()
         self.conv_caps = ConvCaps(types, hidden, kernel, **options)
-        self.class_caps = ClassCaps(hidden, classes, **options)
+        self.class_caps = ClassCaps(hidden, classes, logit_scale=False, **options)
 
-    def forward(self, a, pose):
-        caps = self.conv_caps(a, pose)
-        return self.class_caps(caps.activations, caps.poses)
+    def forward(self, caps):
+        return self.class_caps(self.conv_caps(caps))
 
 
 def losses_of(net, batches, backend, optimiser):
-    """Of one step for each batch: tensors of inputs, then of labels, whose first axis counts batches."""
+    """Return the loss of one step for each batch: inputs and labels, whose first axis counts batches."""
     net = copy.deepcopy(net)
     for layer in net.modules():
         if isinstance(layer, ConvCaps):
             layer.backend = backend
     optimiser = optimiser(net.parameters())
     losses = []
-    for *inputs, label in zip(*batches, strict=True):
+    for inputs, label in zip(*batches, strict=True):
         optimiser.zero_grad()
-        loss = nll_loss(net(*inputs).logits.flatten(1), label)
+        loss = activation_nll_loss(net(inputs).activations, label)
         loss.backward()
         optimiser.step()
         losses.append(loss.detach())
@@ -318,7 +318,8 @@ def test_five_steps_of_training_have_the_losses_of_the_reference(routing):
     """To five digits: before rounding has had the time to grow."""
     net = CapsuleStack(2, 2, 2, 2, routing=routing, routing_options=dict(iters=2)).to(DEVICE)
     inputs = torch.rand(4, 2, 2, 2), torch.randn(4, 2, 2, 2, 4, 4), torch.tensor([0, 1, 0, 1])  # the same on any device
-    batches = [x.to(DEVICE).expand(5, *x.shape) for x in inputs]
+    a, pose, label = (x.to(DEVICE) for x in inputs)
+    batches = [Capsules(a, pose)] * 5, [label] * 5
 
     def sgd(parameters):
         return torch.optim.SGD(parameters, 1e-2 if routing == "dynamic" else 1e-3)
@@ -369,7 +370,9 @@ def test_another_stream_gives_the_same_bits(case):
 def test_a_device_that_is_not_the_current_one_gives_the_same_bits(routing):
     layer = ClassCaps(4, 5, routing=routing, backend="triton")
     a, pose = torch.rand(8, 3, 3, 4), torch.randn(8, 3, 3, 4, 4, 4)
-    first, second = (layer.to(device)(a.to(device), pose.to(device)).logits.cpu() for device in ("cuda:0", "cuda:1"))
+    first, second = (
+        layer.to(device)(Capsules(a.to(device), pose.to(device))).logits.cpu() for device in ("cuda:0", "cuda:1")
+    )
     assert torch.equal(first, second)
 
 
@@ -384,10 +387,10 @@ def test_a_captured_graph_gives_the_same_bits(routing):
     """Forward and backward, replayed for inputs that the capture did not see."""
     net, a, pose = stack_and_batch(routing)
     parameters = list(net.parameters())
-    upstream = torch.randn(32, 1, 1, 5, device=DEVICE), torch.randn(32, 1, 1, 5, 4, 4, device=DEVICE)
+    upstream = torch.randn(32, 5, device=DEVICE), torch.randn(32, 5, 4, 4, device=DEVICE)
 
     def run():
-        out = net(a, pose)
+        out = net(Capsules(a, pose))
         return out.logits, out.poses, *torch.autograd.grad((out.logits, out.poses), parameters, upstream)
 
     stream = torch.cuda.Stream()
@@ -413,7 +416,7 @@ def test_a_compiled_stack_is_one_graph_and_gives_the_same(routing):
     torch._dynamo.reset()
     net, a, pose = stack_and_batch(routing)
     compiled = torch.compile(net, fullgraph=True)
-    (out, gradients), (expected, expected_gradients) = step(compiled, net, a, pose), step(net, net, a, pose)
+    (out, gradients), (expected, expected_gradients) = (step(run, net, Capsules(a, pose)) for run in (compiled, net))
     for name, x in (expected | expected_gradients).items():
         if "beta" not in name:  # BatchNorm leaves those a gradient of nothing but rounding
             assert error((out | gradients)[name], x.double()) < 1e-4, name
@@ -455,7 +458,7 @@ def test_200_steps_of_training_have_the_losses_of_the_reference(routing):
     The stated drift: up to each step, at most four times what it is between references whose first weights differ in
     the last bit. And two trainings with the kernels have the same losses to the bit.
     """
-    net = CapsNet((32, 8, 8, 8), classes=4, routing=routing, logit_scale=True).to(DEVICE)
+    net = CapsNet((32, 8, 8, 8), num_classes=4, routing=routing, logit_scale=True).to(DEVICE)
     batches = stripes(200)
 
     def losses(net, backend):

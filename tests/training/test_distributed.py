@@ -1,13 +1,15 @@
 """Two processes on CPUs (gloo) against one on the joined batch."""
 
+import copy
+
 import numpy as np
+import pytest
 import torch
 from tiny import forked
 from torch import nn
 
-from vbcaps.layers import BatchNorm
-from vbcaps.training import distributed
-from vbcaps.training.distributed import Group, SyncNorm, synchronise
+from vbcaps.layers import BatchNorm, BatchNorm2d
+from vbcaps.training.distributed import Group, synchronise
 
 
 def test_two_processes_have_the_loss_curve_of_one(tmp_path):
@@ -36,41 +38,45 @@ def test_group_shares_cover_a_batch():
 
 
 def test_synchronising_keeps_names_values_and_evaluation():
-    net = nn.Sequential(nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3), nn.Sequential(nn.Flatten(2), BatchNorm(3)))
+    net = nn.Sequential(nn.Conv2d(2, 3, 1), BatchNorm2d(3), nn.Sequential(nn.Flatten(2), BatchNorm(3)))
     x = torch.randn(4, 2, 5, 5)
     net(x)
     before, expected = {k: v.clone() for k, v in net.state_dict().items()}, net.eval()(x)
     synchronise(net)
-    assert sum(isinstance(module, SyncNorm) for module in net.modules()) == 2
+    assert net[1].gather is not None
+    assert net[2][1].gather is not None
     after = net.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[k], after[k]) for k in before)
-    torch.testing.assert_close(net(x), expected)
+    assert torch.equal(net(x), expected)
+    copy.deepcopy(net)
 
 
-def test_normalising_over_processes_has_the_gradient_of_the_joined_batch(monkeypatch):
-    """The messages of the other process are what it would have sent: taken from the joined batch."""
+@pytest.mark.parametrize("kind", [BatchNorm, BatchNorm2d])
+def test_normalising_over_processes_has_the_gradient_of_the_joined_batch(kind):
+    """Two BatchNorms stand for two processes; each is given the statistics of the other's half."""
     torch.manual_seed(0)
-    x = torch.randn(6, 3, 4, dtype=torch.float64) + torch.arange(6.0)[:, None, None]
+    shape = (6, 3, 4) if kind is BatchNorm else (6, 3, 2, 2)
+    x = torch.randn(shape, dtype=torch.float64) + torch.arange(6.0).view(6, *[1] * (len(shape) - 1))
     upstream = torch.randn_like(x)
-    joined = x.clone().requires_grad_()
-    norm = nn.BatchNorm1d(3, affine=False).double()
-    expected = norm(joined)
-    expected.backward(upstream)
-
-    halves = [slice(0, 3), slice(3, 6)]
-    other = torch.stack(torch.var_mean(x[halves[1]], (0, 2), correction=0)[::-1])
-    sums = torch.stack([upstream.sum((0, 2)), (upstream * expected.detach()).sum((0, 2))])
-    monkeypatch.setattr(distributed.dist, "get_world_size", lambda: 2)
-    monkeypatch.setattr(
-        distributed.dist, "all_gather", lambda every, mine: (every[0].copy_(mine), every[1].copy_(other))
-    )
-    monkeypatch.setattr(distributed.dist, "all_reduce", lambda mine: mine.copy_(sums))
-    half = x[halves[0]].clone().requires_grad_()
-    synced = SyncNorm(nn.BatchNorm1d(3, affine=False).double())
-    y = synced(half)
-    y.backward(upstream[halves[0]])
-    torch.testing.assert_close(y, expected[halves[0]])
-    torch.testing.assert_close(half.grad, joined.grad[halves[0]])
-    torch.testing.assert_close(synced.running_mean, norm.running_mean)
-    torch.testing.assert_close(synced.running_var, norm.running_var)
+    together, apart = x.clone().requires_grad_(), x.clone().requires_grad_()
+    norm, halves = kind(3).double(), [copy.deepcopy(kind(3)).double() for _ in range(2)]
+    if norm.weight is not None:
+        for one in (norm, *halves):
+            nn.init.constant_(one.weight, 0.7)
+            nn.init.constant_(one.bias, -0.2)
+    axes = [0, *range(2, len(shape))]
+    moments = [torch.stack(torch.var_mean(half, axes, correction=0)[::-1]) for half in apart.split(3)]
+    halves[0].gather = lambda mine: torch.stack([mine, moments[1]])
+    halves[1].gather = lambda mine: torch.stack([moments[0], mine])
+    for _ in range(2):
+        expected = norm(together)
+        found = torch.cat([one(half) for one, half in zip(halves, apart.split(3), strict=True)])
+    torch.testing.assert_close(found, expected)
+    for y, leaf in ((expected, together), (found, apart)):
+        y.backward(upstream)
+        assert leaf.grad.abs().max() > 0.1
+    torch.testing.assert_close(apart.grad, together.grad)
+    for one in halves:
+        for (name, value), other in zip(one.state_dict().items(), norm.state_dict().values(), strict=True):
+            torch.testing.assert_close(value, other, msg=name)

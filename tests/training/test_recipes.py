@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from vbcaps import kernels, layers, losses, models, prior
+from vbcaps import kernels, layers, models, prior
 from vbcaps.cli.flags import changed
 from vbcaps.cli.main import ABOUT
 from vbcaps.data import augment, catalogue, splits
@@ -33,8 +33,7 @@ def test_every_field_has_a_type_a_default_and_a_meaning():
 def test_the_choices_are_those_of_the_modules_that_know_them():
     theirs = dict(
         stem=models.STEMS, routing=tuple(ROUTINGS), activation=vb.ACTIVATIONS, through=vb.THROUGH,
-        precision=prior.PRECISIONS, learn=prior.NAMES, init=layers.INITS,
-        backend=kernels.BACKENDS, loss_on=losses.NLL_ON,
+        precision=prior.PRECISIONS, learn=prior.NAMES, init=layers.INITS, backend=kernels.BACKENDS,
         standardise=augment.STANDARDISE, fill=augment.FILL, resample=augment.RESAMPLE,
         viewpoint=tuple(sorted(splits.FAMILIAR)), hold_out=splits.HELD, dataset=catalogue.DATASETS,
     )  # fmt: skip
@@ -169,7 +168,7 @@ def test_the_papers_settings(name, settings):
 def test_the_default_recipe_can_be_tried_for_one_epoch_and_gives_probabilities():
     r = replace(recipe("default"), epochs=1)
     assert 0 < r.warmup < 1
-    assert r.net(1, 10).scale is not None  # without it `predict` shows shares of activations
+    assert r.net(1, 10).class_caps.scale is not None  # without it `predict` shows shares of activations
 
 
 def test_the_learning_rate_of_each_schedule():

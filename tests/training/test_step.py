@@ -4,17 +4,17 @@ import copy
 
 import pytest
 import torch
-from torch import nn
 
 from vbcaps import CapsNet
-from vbcaps.losses import nll_loss
+from vbcaps.layers import BatchNorm
+from vbcaps.losses import activation_nll_loss
 from vbcaps.training.step import TrainStep
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def loss(out, y):
-    return nll_loss(out.logits, y)
+    return activation_nll_loss(out.activations, y)
 
 
 def problem(steps=4, device="cpu"):
@@ -84,7 +84,7 @@ def test_batch_norm_kernels_equal_pytorch(a, j, b):
     norm_triton = pytest.importorskip("vbcaps.kernels.triton.norm")
     torch.manual_seed(0)
     x = (3 * torch.randn(a, j, b) + 100).to(DEVICE)
-    reference = nn.BatchNorm1d(j, affine=False).double().to(DEVICE)
+    reference = BatchNorm(j).double().to(DEVICE)
     x64, x32 = x.double().requires_grad_(), x.clone().requires_grad_()
     y64 = reference(x64)
     upstream = torch.randn_like(y64)
@@ -98,4 +98,11 @@ def test_batch_norm_kernels_equal_pytorch(a, j, b):
     torch.testing.assert_close(g32.double(), g64, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(running[0].double(), reference.running_mean, rtol=1e-6, atol=0)
     torch.testing.assert_close(running[1].double(), reference.running_var, rtol=1e-5, atol=0)
-    assert int(running[2]) == 1
+    for batches in (1, 7, 998, 999, 5000):  # the share of the next one falls from 1 to momentum
+        reference.num_batches_tracked.fill_(batches)
+        running[2].fill_(batches)
+        reference.keep(mean.double() + batches, 2 * var.double())
+        norm_triton.keep_statistics(mean + batches, 2 * var, *running, 0.1)
+        torch.testing.assert_close(running[0].double(), reference.running_mean, rtol=1e-5, atol=0)
+        torch.testing.assert_close(running[1].double(), reference.running_var, rtol=1e-5, atol=0)
+    assert int(running[2]) == 5001

@@ -10,10 +10,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from vbcaps.kernels.backend import Backend, RunningStatistics, Votes, backend_named
+from vbcaps.kernels.backend import Backend, Running, Votes, backend_named
 from vbcaps.routing import Agreement, DynamicRouting, EMRouting, Mixture, Posterior, VBRouting
 from vbcaps.routing.fields import Fields
-from vbcaps.routing.votes import make_votes
+from vbcaps.routing.votes import in_fields
 
 BACKENDS = ("auto", "reference", "plain", "triton", "cpu")
 HAS_TRITON = importlib.util.find_spec("triton") is not None  # torch.compile cannot trace the question
@@ -47,9 +47,7 @@ def route(
     """
     run = backend_for(backend, routing, a, pose, W, fields)
     if run is None:
-        child = fields.child
-        a_i = a.index_select(1, child.flatten()).unflatten(1, child.shape)
-        logit, q = routing(a_i, make_votes(pose, W, fields, coordinates), child, a.shape[1])
+        logit, q = routing(*in_fields(a, pose, W, fields, coordinates), fields.child, a.shape[1])
         return logit, q.m.unflatten(-1, pose.shape[-2:]), q if posterior else None
     coordinates = None if coordinates is None else coordinates.contiguous()
     index = (fields.child, fields.parents, fields.seen, fields.types)
@@ -114,7 +112,7 @@ def by_type(norm: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return native(x).by_type(norm, x)
 
 
-def batch_norm(x: Tensor, running: RunningStatistics, momentum: float, eps: float) -> Tensor:
+def batch_norm(x: Tensor, running: Running, momentum: float, eps: float) -> Tensor:
     """Normalise ``a j b`` (or ``a j``) for each j by the batch, and take the batch into the running statistics."""
     return native(x).batch_norm(x, running, momentum, eps)
 

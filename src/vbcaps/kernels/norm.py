@@ -1,12 +1,31 @@
-"""BatchNorm without affine in PyTorch, as every backend must compute it."""
+"""BatchNorm in PyTorch, as every backend must compute it."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vbcaps.kernels.backend import RunningStatistics
+from vbcaps.kernels.backend import Running
 
 
-def plain_batch_norm(x: Tensor, running: RunningStatistics, momentum: float, eps: float) -> Tensor:
-    """Normalise ``a j b`` (or ``a j``) for each j by the batch, and take the batch into the running statistics."""
+def plain_batch_norm(
+    x: Tensor,
+    running: Running,
+    momentum: float,
+    eps: float,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Normalise ``a j ...`` for each j by the batch, and let the running statistics take the batch in."""
+    mean, var = torch.zeros_like(running.mean), torch.zeros_like(running.var)
+    y = F.batch_norm(x, mean, var, weight, bias, training=True, momentum=1.0, eps=eps)
+    take_in(running, mean, var, momentum)
+    return y
+
+
+@torch.no_grad()
+def take_in(running: Running, mean: Tensor, var: Tensor, momentum: float) -> None:
+    """Let the running statistics take a batch in: batch t has the share t^(-1/3), or momentum if that is more."""
     running.batches.add_(1)
-    return F.batch_norm(x, running.mean, running.var, training=True, momentum=momentum, eps=eps)
+    share = running.batches.to(mean.dtype).pow(-1 / 3).clamp_min(momentum)
+    running.mean.lerp_(mean, share)
+    running.var.lerp_(var, share)

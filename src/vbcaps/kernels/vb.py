@@ -251,8 +251,9 @@ def vb_routing_fused(routing: VBRouting, votes: Votes, posterior: bool) -> tuple
     p = routing.prior()
     prior = PriorTensors(*(x.contiguous() for x in (p.alpha0, p.m0, p.kappa0, p.inv_Psi0, p.nu0)))
     wishart, paper = routing.prior.precision == "wishart", routing.activation == "paper"
+    beta_a, beta_u = routing.offsets().values()
     state = vb_route(
-        VBCall(votes, prior, routing.beta_a, routing.beta_u, routing.iters, wishart, paper, routing.through == "last")
+        VBCall(votes, prior, beta_a, beta_u, routing.iters, wishart, paper, only_last=routing.through == "last")
     )
     run = backend_named(votes.backend)
     logit, means = images_first(state.logit), poses_first(run, state.m)
@@ -261,4 +262,5 @@ def vb_routing_fused(routing: VBRouting, votes: Votes, posterior: bool) -> tuple
     r = responsibilities(run, state.r, votes)
     r = r.detach() if routing.through == "last" else r
     alpha, kappa, nu = (images_first(x) for x in (state.alpha, state.kappa, state.nu))
-    return logit, means, Posterior(alpha, means.flatten(3), kappa, poses_first(run, state.psi).flatten(3), nu, r)
+    psi = poses_first(run, state.psi).flatten(3)
+    return logit, means, Posterior(alpha, means.flatten(3), kappa, psi, nu, r, p)

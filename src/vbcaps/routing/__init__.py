@@ -2,7 +2,7 @@
 
 from vbcaps.routing.dynamic import Agreement, DynamicRouting, dynamic_routing
 from vbcaps.routing.em import EMRouting, Mixture, em_routing
-from vbcaps.routing.vb import ELBO, Posterior, VBRouting, elbo, vb_routing
+from vbcaps.routing.vb import ELBO, Posterior, VBRouting, vb_routing
 
 ROUTINGS = {"vb": VBRouting, "em": EMRouting, "dynamic": DynamicRouting}
 
@@ -16,7 +16,6 @@ __all__ = [
     "Posterior",
     "VBRouting",
     "dynamic_routing",
-    "elbo",
     "em_routing",
     "vb_routing",
 ]

@@ -19,7 +19,13 @@ class Agreement(NamedTuple):
 
 
 def dynamic_routing(
-    a: Tensor, V: Tensor, child: Tensor, *, children: int | None = None, iters: int = 3
+    a: Tensor,
+    V: Tensor,
+    child: Tensor,
+    *,
+    children: int | None = None,
+    iters: int = 3,
+    history: list[Agreement] | None = None,
 ) -> tuple[Tensor, Agreement]:
     """Route children to parents; arguments and results as in ``vb_routing``.
 
@@ -36,6 +42,8 @@ def dynamic_routing(
         s = torch.einsum("nlij,nlijd->nljd", r * a[..., None], V)
         length2 = s.square().sum(-1, keepdim=True)
         m = squash(s, length2, tiny)
+        if history is not None:
+            history.append(Agreement(m, r))
         if t < iters - 1:  # nothing would read the last coefficients
             b = b + torch.einsum("nlijd,nljd->nlij", V, m)
             r = softmax_over_parents(b, child, children)
@@ -55,8 +63,15 @@ class DynamicRouting(nn.Module):
         check_iters(iters)
         self.iters = iters
 
-    def forward(self, a: Tensor, V: Tensor, child: Tensor, children: int | None = None) -> tuple[Tensor, Agreement]:
-        return dynamic_routing(a, V, child, children=children, iters=self.iters)
+    def forward(
+        self,
+        a: Tensor,
+        V: Tensor,
+        child: Tensor,
+        children: int | None = None,
+        history: list[Agreement] | None = None,
+    ) -> tuple[Tensor, Agreement]:
+        return dynamic_routing(a, V, child, children=children, iters=self.iters, history=history)
 
     def extra_repr(self) -> str:
         return f"iters={self.iters}"

@@ -36,6 +36,7 @@ def em_routing(
     temperature: float = 0.01,
     growth: float = 0.95,
     min_var: float = 0.1,
+    history: list[Mixture] | None = None,
 ) -> tuple[Tensor, Mixture]:
     """Route children to parents; arguments and results as in ``vb_routing``.
 
@@ -58,6 +59,8 @@ def em_routing(
             V.shape[-1] * torch.as_tensor(beta_u) + 0.5 * var.log().sum(-1)
         ) * r_j  # sum_d (beta_u + ln sigma_d) r_j
         logit = temperature * (1 - growth ** (t + 1)) * (beta_a - cost)
+        if history is not None:
+            history.append(Mixture(m, var, r))
         # E-step
         if t < iters - 1:  # nothing would read the last responsibilities
             distance = torch.einsum("nlijd,nljd->nlij", (V - m[:, :, None]).square(), 1 / var)
@@ -94,7 +97,14 @@ class EMRouting(nn.Module):
         self.beta_a = nn.Parameter(torch.zeros(types))
         self.beta_u = nn.Parameter(torch.zeros(types))
 
-    def forward(self, a: Tensor, V: Tensor, child: Tensor, children: int | None = None) -> tuple[Tensor, Mixture]:
+    def forward(
+        self,
+        a: Tensor,
+        V: Tensor,
+        child: Tensor,
+        children: int | None = None,
+        history: list[Mixture] | None = None,
+    ) -> tuple[Tensor, Mixture]:
         return em_routing(
             a,
             V,
@@ -106,6 +116,7 @@ class EMRouting(nn.Module):
             temperature=self.temperature,
             growth=self.growth,
             min_var=self.min_var,
+            history=history,
         )
 
     def extra_repr(self) -> str:

@@ -60,8 +60,8 @@ def conv_fields(
 
 
 @kept
-def places(height: int, width: int, types: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Row and column of each capsule's centre as a share of the map, ``(h w c) 2``."""
+def coordinates(height: int, width: int, types: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return row and column of each capsule's centre as a share of the map, ``(h w c) 2``."""
     y = (torch.arange(height, dtype=dtype, device=device) + 0.5) / height
     x = (torch.arange(width, dtype=dtype, device=device) + 0.5) / width
     grid = torch.stack(torch.meshgrid(y, x, indexing="ij"), -1)
@@ -69,13 +69,18 @@ def places(height: int, width: int, types: int, dtype: torch.dtype, device: torc
 
 
 def _along(size: int, kernel: int, stride: int, device: torch.device) -> tuple[int, Tensor, Tensor, Tensor]:
-    """Along one axis: how many fields; the place of each tap in each; and for each place its taps and fields, or -1."""
+    """Return, along one axis, the number of fields and what each sees, and what sees each position.
+
+    Returns:
+        How many fields there are; the position of each tap of each field; and for each position its taps and fields,
+        -1 where there are fewer.
+    """
     fields = (size - kernel) // stride + 1
     taps = torch.arange(fields, device=device)[:, None] * stride + torch.arange(kernel, device=device)
-    place = torch.arange(size, device=device)[:, None]
-    most = min(-(-kernel // stride), fields)  # fields that can see one place
-    field = (place // stride).clamp_max(fields - 1) - torch.arange(most, device=device)
-    tap = place - field * stride
+    position = torch.arange(size, device=device)[:, None]
+    most = min(-(-kernel // stride), fields)  # fields that can see one position
+    field = (position // stride).clamp_max(fields - 1) - torch.arange(most, device=device)
+    tap = position - field * stride
     return fields, taps, tap, torch.where((field >= 0) & (tap < kernel), field, -1)
 
 

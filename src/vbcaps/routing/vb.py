@@ -4,7 +4,7 @@ Axes: n image, l parent position, i child slot in a receptive field, j parent ty
 """
 
 import copy
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -33,59 +33,122 @@ THROUGH = ("all", "last")
 Values = TypeVar("Values", "Posterior", PriorValues)
 
 
-class Posterior(NamedTuple):
-    """q(z) q(pi) prod_j q(mu_j, Lambda_j): what routing knows about each parent when it ends."""
+class ELBO(NamedTuple):
+    r"""The evidence lower bound of each image and its terms, all ``n``; a child counts $a_i$ times.
 
-    alpha: Tensor  # n l j    Dirichlet over the types of a field
-    m: Tensor  # n l j d      mean
-    kappa: Tensor  # n l j    precision scaling of the mean
-    psi: Tensor  # n l j d    Psi_j: the diagonal, or n l j d e the full matrix, which is float64
-    nu: Tensor  # n l j       degrees of freedom
-    r: Tensor  # n l i j      responsibilities that the last update used; of kernels without a gradient
+    Args:
+        total: likelihood + assignment + responsibility - kl_pi - kl_parameters.
+        likelihood: $E[\ln p(v \mid z, \mu, \Lambda)]$.
+        assignment: $E[\ln p(z \mid \pi)]$.
+        responsibility: $H[q(z)]$.
+        kl_pi: $KL[q(\pi) \,\|\, p(\pi)]$.
+        kl_parameters: $KL[q(\mu, \Lambda) \,\|\, p(\mu, \Lambda)]$.
+    """
+
+    total: Tensor
+    likelihood: Tensor
+    assignment: Tensor
+    responsibility: Tensor
+    kl_pi: Tensor
+    kl_parameters: Tensor
+
+
+class Posterior(NamedTuple):
+    r"""What VB routing knows about each parent: $q(z) q(\pi) \prod_j q(\mu_j, \Lambda_j)$, and the prior it began with.
+
+    Class capsules have one field, and their posterior no axis l: read ``n j``, ``n j d`` and ``n i j``. Every method
+    works with and without it. A diagonal psi is read as a Gaussian-Gamma by every method, also that of
+    ``precision="wishart"``, whose rule for $E[\ln|\Lambda|]$ belongs to another distribution than its samples.
+
+    Args:
+        alpha: Dirichlet over the types of a field, ``n l j``.
+        m: mean, ``n l j d``.
+        kappa: precision scaling of the mean, ``n l j``.
+        psi: $\Psi_j$, its diagonal ``n l j d``, or the full matrix ``n l j d e``, which is float64.
+        nu: degrees of freedom, ``n l j``.
+        r: responsibilities that the last update used, ``n l i j``; the fused kernels have no gradient of them.
+        prior: the values of the layer's `Prior`.
+
+    Example:
+        >>> from vbcaps import CapsNet
+        >>> q = CapsNet(num_classes=5)(torch.randn(2, 2, 32, 32)).posterior
+        >>> mu, precision = q.sample()
+        >>> kl_pi, kl_pose = q.kl()
+        >>> q.variance().shape, kl_pi.shape, kl_pose.shape
+        (torch.Size([2, 5, 16]), torch.Size([2]), torch.Size([2, 5]))
+    """
+
+    alpha: Tensor
+    m: Tensor
+    kappa: Tensor
+    psi: Tensor
+    nu: Tensor
+    r: Tensor
+    prior: PriorValues
 
     @property
     def full(self) -> bool:
+        """Whether psi is a full matrix."""
         return self.psi.ndim > self.m.ndim
 
     def sample(self) -> tuple[Tensor, Tensor]:
-        """One differentiable draw of (mu, Lambda) per parent; Lambda is its diagonal where psi is."""
+        r"""Draw $(\mu, \Lambda)$ once for each parent, differentiably.
+
+        Returns:
+            $\mu$, ``n l j d``, and $\Lambda$ or its diagonal, in the shape of psi.
+        """
         draw = sample_gaussian_wishart if self.full else sample_gaussian_gamma
-        mu, Lambda = draw(*(x.to(self.psi.dtype) for x in self[1:5]))
+        mu, Lambda = draw(*(x.to(self.psi.dtype) for x in (self.m, self.kappa, self.psi, self.nu)))
         return mu.to(self.m.dtype), Lambda.to(self.m.dtype)
 
     def variance(self) -> Tensor:
-        """1 / diag(E[Lambda]), n l j d: the paper's sigma^2 of a capsule's pose."""
+        r"""Return $1 / \operatorname{diag}(E[\Lambda])$, ``n l j d``: the paper's $\sigma^2$ of a capsule's pose."""
         psi = self.psi.diagonal(dim1=-2, dim2=-1) if self.full else self.psi
         return (1 / (self.nu[..., None] * psi)).to(self.m.dtype)
 
     def entropy(self) -> tuple[Tensor, Tensor]:
-        """H[q(pi)] as n l, H[q(mu, Lambda)] as n l j; a diagonal psi is read as Gaussian-Gamma, as in ``kl``."""
+        r"""Return $H[q(\pi)]$, ``n l``, and $H[q(\mu, \Lambda)]$, ``n l j``."""
         of_parameters = gaussian_wishart_entropy if self.full else gaussian_gamma_entropy
         q = in_float64(self)
         return self._rounded(dirichlet_entropy(q.alpha), of_parameters(q.kappa, q.psi, q.nu))
 
-    def kl(self, prior: Prior) -> tuple[Tensor, Tensor]:
-        """KL to the prior of q(pi) as n l, of q(mu, Lambda) as n l j."""
+    def kl(self) -> tuple[Tensor, Tensor]:
+        r"""Return the divergence from the prior of $q(\pi)$, ``n l``, and of $q(\mu, \Lambda)$, ``n l j``."""
         of_parameters = gaussian_wishart_kl if self.full else gaussian_gamma_kl
-        q, p = in_float64(self), in_float64(prior())
+        q = in_float64(self)
+        p = q.prior
         return self._rounded(
             dirichlet_kl(q.alpha, p.alpha0),
             of_parameters(q.m, q.kappa, q.psi, q.nu, p.m0, p.kappa0, p.inv_Psi0, p.nu0),
         )
 
+    def elbo(self, a: Tensor, V: Tensor) -> ELBO:
+        r"""Return the evidence lower bound that routing climbs, of the children it routed.
+
+        It is a bound from the second iteration on: the first responsibilities, $1/d_j$, sum to one only for a child
+        that a single field sees. For ``precision="wishart"`` it need not climb. Its gradient goes through the
+        responsibilities, too, which takes ``backend="reference"``.
+
+        Args:
+            a: activations of the children, ``n l i``.
+            V: their votes, ``n l i j d``; `ConvCaps.trace` has both.
+        """
+        q = in_float64(self)
+        a, V = a.double(), V.double()
+        precision = "full" if self.full else "gamma"
+        E_lndet = expected_logdet(q, precision)
+        ln_p = 0.5 * (E_lndet[..., None, :] - V.shape[-1] * LN2PI - expected_mahalanobis(V, q))
+        R = a[..., None] * q.r
+        likelihood = (R * ln_p).flatten(1).sum(1)
+        assignment = (R * expected_log_pi(q.alpha)[..., None, :]).flatten(1).sum(1)
+        responsibility = -(a[..., None] * torch.xlogy(q.r, q.r)).flatten(1).sum(1)
+        kl_pi, kl_parameters = (kl.reshape(len(a), -1).sum(1) for kl in q.kl())
+        total = likelihood + assignment + responsibility - kl_pi - kl_parameters
+        terms = (total, likelihood, assignment, responsibility, kl_pi, kl_parameters)
+        return ELBO(*(term.to(self.m.dtype) for term in terms))
+
     def _rounded(self, of_pi: Tensor, of_parameters: Tensor) -> tuple[Tensor, Tensor]:
         return of_pi.to(self.m.dtype), of_parameters.to(self.m.dtype)
-
-
-class ELBO(NamedTuple):
-    """The evidence lower bound of each image and its terms, all ``n``; a child counts a_i times."""
-
-    total: Tensor
-    likelihood: Tensor  # E[ln p(v | z, mu, Lambda)]
-    assignment: Tensor  # E[ln p(z | pi)]
-    responsibility: Tensor  # H[q(z)]
-    kl_pi: Tensor
-    kl_parameters: Tensor
 
 
 def vb_routing(
@@ -100,6 +163,7 @@ def vb_routing(
     through: str = "all",
     beta_a: Tensor | float = 0.0,
     beta_u: Tensor | float = 0.0,
+    history: list[Posterior] | None = None,
 ) -> tuple[Tensor, Posterior]:
     """Route children to parents.
 
@@ -134,6 +198,8 @@ def vb_routing(
         q = update_q_parameters(r, a, V, p, prior.precision)
         E_ln_pi = expected_log_pi(q.alpha)
         E_lndet = expected_logdet(q, prior.precision)
+        if history is not None:
+            history.append(rounded(q, dtype))
         if t < iters - 1:  # nothing would read the last q(z)
             ln_p = 0.5 * (E_lndet[:, :, None] - expected_mahalanobis(V, q))
             r = softmax_over_parents(E_ln_pi[:, :, None] + ln_p, child, children)
@@ -145,9 +211,7 @@ def vb_routing(
     else:
         H = 0.5 * (V.shape[-1] * (1 + LN2PI) - E_lndet)
         logit = beta_a - (E_ln_pi.exp() * H + beta_u)
-    psi = q.psi  # whose determinant float32 cannot keep either
-    q = Posterior(*(value.to(dtype) for value in q))
-    return logit.to(dtype), q._replace(psi=psi) if q.full else q
+    return logit.to(dtype), rounded(q, dtype)
 
 
 def update_q_parameters(r: Tensor, a: Tensor, V: Tensor, p: PriorValues, precision: str) -> Posterior:
@@ -169,7 +233,7 @@ def update_q_parameters(r: Tensor, a: Tensor, V: Tensor, p: PriorValues, precisi
     else:
         S = torch.einsum("nlij,nlijd->nljd", R, X.square())
         psi = 1 / (p.inv_Psi0 + S + kappa0 * x0.square())
-    return Posterior(alpha, m, kappa, psi, nu, r)
+    return Posterior(alpha, m, kappa, psi, nu, r, p)
 
 
 def expected_logdet(q: Posterior, precision: str) -> Tensor:
@@ -181,39 +245,34 @@ def expected_logdet(q: Posterior, precision: str) -> Tensor:
 
 def expected_mahalanobis(V: Tensor, q: Posterior) -> Tensor:
     """E[(v_ji - mu_j)^T Lambda_j (v_ji - mu_j)] = D/kappa_j + nu_j (v_ji - m_j)^T Psi_j (v_ji - m_j), ``n l i j``."""
-    X = V - q.m[:, :, None]
+    X = V - q.m[..., None, :, :]
     if q.full:
-        distance = torch.einsum("nlijd,nlijd->nlij", torch.einsum("nlijd,nljde->nlije", X, q.psi), X)
-        distance = q.nu[:, :, None] * distance
+        distance = torch.einsum("...ijd,...ijd->...ij", torch.einsum("...ijd,...jde->...ije", X, q.psi), X)
+        distance = q.nu[..., None, :] * distance
     else:
-        distance = torch.einsum("nlijd,nljd->nlij", X.square(), q.nu[..., None] * q.psi)
-    return V.shape[-1] / q.kappa[:, :, None] + distance
+        distance = torch.einsum("...ijd,...jd->...ij", X.square(), q.nu[..., None] * q.psi)
+    return V.shape[-1] / q.kappa[..., None, :] + distance
 
 
-def elbo(a: Tensor, V: Tensor, q: Posterior, prior: Prior) -> ELBO:
-    """The evidence lower bound that routing climbs.
+def rounded(q: Posterior, dtype: torch.dtype) -> Posterior:
+    """Return the posterior as ``dtype``, but for a full psi, whose determinant float32 cannot keep."""
+    return to(q, dtype)._replace(psi=q.psi) if q.full else to(q, dtype)
 
-    It is a bound from the second iteration on: the first responsibilities, 1/d_j, sum to one only for a child that
-    a single field sees. For ``precision="wishart"`` it need not climb: that rule mixes two models. Its gradient goes
-    through the responsibilities, too, which takes ``backend="reference"``.
-    """
-    dtype = V.dtype
-    a, V, q = a.double(), V.double(), in_float64(q)
-    E_lndet = expected_logdet(q, prior.precision)
-    ln_p = 0.5 * (E_lndet[:, :, None] - V.shape[-1] * LN2PI - expected_mahalanobis(V, q))
-    R = a[..., None] * q.r
-    likelihood = (R * ln_p).sum((1, 2, 3))
-    assignment = (R * expected_log_pi(q.alpha)[:, :, None]).sum((1, 2, 3))
-    responsibility = -(a[..., None] * torch.xlogy(q.r, q.r)).sum((1, 2, 3))
-    kl_pi, kl_parameters = (kl.flatten(1).sum(1) for kl in q.kl(prior))
-    total = likelihood + assignment + responsibility - kl_pi - kl_parameters
-    terms = (total, likelihood, assignment, responsibility, kl_pi, kl_parameters)
-    return ELBO(*(term.to(dtype) for term in terms))
+
+def without_gradient(x: Tensor) -> Tensor:
+    """Return x with the gradient 0: a parameter that has none would stop DistributedDataParallel."""
+    return x.detach() + 0 * x
 
 
 def in_float64(values: Values) -> Values:
-    """Differences of large numbers, as entropies and divergences are, do not survive float32."""
-    return type(values)(*(value.double() for value in values))
+    """Return the same in float64: entropies and divergences are differences of large numbers."""
+    return to(values, torch.float64)
+
+
+def to(values: Values, dtype: torch.dtype) -> Values:
+    """Return the same with every tensor, those of the prior included, as ``dtype``."""
+    changed: Any = (x.to(dtype) if isinstance(x, Tensor) else to(x, dtype) for x in values)
+    return type(values)(*changed)
 
 
 def check_through(through: str) -> None:
@@ -251,10 +310,18 @@ class VBRouting(nn.Module):
         prior = Prior(dim=dim) if prior is None else copy.deepcopy(prior)
         check_prior(prior, types, dim)
         self.iters, self.activation, self.through, self.prior = iters, activation, through, prior
+        self.normalised = False  # whether BatchNorm follows: capsule layers set it
         self.beta_a = nn.Parameter(torch.zeros(types))
         self.beta_u = nn.Parameter(torch.zeros(types))
 
-    def forward(self, a: Tensor, V: Tensor, child: Tensor, children: int | None = None) -> tuple[Tensor, Posterior]:
+    def forward(
+        self,
+        a: Tensor,
+        V: Tensor,
+        child: Tensor,
+        children: int | None = None,
+        history: list[Posterior] | None = None,
+    ) -> tuple[Tensor, Posterior]:
         return vb_routing(
             a,
             V,
@@ -264,9 +331,21 @@ class VBRouting(nn.Module):
             iters=self.iters,
             activation=self.activation,
             through=self.through,
-            beta_a=self.beta_a,
-            beta_u=self.beta_u,
+            history=history,
+            **self.offsets(),
         )
+
+    def offsets(self) -> dict[str, Tensor]:
+        """Return beta_a and beta_u, without a gradient where BatchNorm subtracts them.
+
+        In training BatchNorm takes away what all parents of a type have in common: the true gradient of such an offset
+        is 0. Rounding leaves 1e-9 of it, which Adam blows up to steps of full length: the offset walks at random,
+        faster than running statistics can follow, and the network is at chance in ``eval`` mode.
+        """
+        if not (self.training and self.normalised):
+            return dict(beta_a=self.beta_a, beta_u=self.beta_u)
+        beta_u = self.beta_u if self.activation == "paper" else without_gradient(self.beta_u)
+        return dict(beta_a=without_gradient(self.beta_a), beta_u=beta_u)
 
     def extra_repr(self) -> str:
         return f"iters={self.iters}, activation={self.activation!r}, through={self.through!r}"

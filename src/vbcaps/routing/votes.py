@@ -10,19 +10,27 @@ from torch import Tensor
 from vbcaps.routing.fields import Fields
 
 
-def make_votes(pose: Tensor, W: Tensor, fields: Fields, coordinates: Tensor | None = None) -> Tensor:
-    """Return the votes of all children for all parents that see them, ``n l i j (p r)``.
+def in_fields(
+    a: Tensor, pose: Tensor, W: Tensor, fields: Fields, coordinates: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return what the reference routes: the children in all slots and their votes.
 
     Args:
+        a: activations of the children, ``n c``.
         pose: poses of the children, ``n c p q``.
         W: transformations, ``g j q r``; slot i votes with row ``i mod g``.
         fields: which child sits in which slot.
         coordinates: added to the first two entries of the right-hand column of each vote, ``i 2``.
+
+    Returns:
+        Activations of the child in each slot, ``n l i``, and its votes, ``n l i j (p r)``.
     """
     child = fields.child
     M = pose.index_select(1, child.flatten()).unflatten(1, child.shape)  # n l i p q
     V = votes(M, W.repeat(child.shape[1] // len(W), 1, 1, 1))
-    return V if coordinates is None else V + at_right_hand_column(coordinates, pose.shape[-1])[:, None]
+    if coordinates is not None:
+        V = V + at_right_hand_column(coordinates, pose.shape[-1])[:, None]
+    return a.index_select(1, child.flatten()).unflatten(1, child.shape), V
 
 
 def votes(pose: Tensor, W: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ from torch import Tensor
 
 import vbcaps
 from vbcaps.data import Split, View
-from vbcaps.models import Network
+from vbcaps.models import Network, current_names
 from vbcaps.training.recipe import Recipe
 
 COLUMNS = ("epoch", "loss", "train_error", "validation_error", "lr", "seconds", "images_per_second")
@@ -291,7 +291,8 @@ def load_weights(path: str | Path, device: str | torch.device = "cpu") -> Weight
 
 
 def put(places: dict[str, Tensor], tensors: dict[str, Tensor], what: str) -> None:
-    """Copy ``tensors`` into the places of the same name; an error where names or shapes differ."""
+    """Copy ``tensors``, of this or an earlier version, into those of the same name; an error where they differ."""
+    tensors = current_names(tensors)
     wrong = [f"{k} is missing" for k in places if k not in tensors]
     wrong += [f"{k} is not known" for k in tensors if k not in places]
     wrong += [

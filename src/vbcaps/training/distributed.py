@@ -21,6 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from vbcaps.layers import RunningStatistics
+
 
 class Group(NamedTuple):
     """The processes that train together."""
@@ -85,83 +87,25 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-class _Normalise(torch.autograd.Function):
-    """``n c ...`` to mean 0 and variance 1 of each channel c, over the images of every process.
-
-    One message each way: means and variances of the processes forward, the two sums of its gradient backward. All have
-    as many images, so the mean over all is the mean of means.
-    """
+class AllGather(torch.autograd.Function):
+    """Stack the tensors of all processes, differentiably; PyTorch's own is deprecated in one version or private."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-        axes = [axis for axis in range(x.ndim) if axis != 1]
-        var, mean = torch.var_mean(x, axes, correction=0)
-        mine = torch.stack([mean, var])
-        every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-        dist.all_gather(every, mine)
-        means, variances = torch.stack(every).unbind(1)  # process c
-        mean = means.mean(0)
-        var = (variances + (means - mean).square()).mean(0)
-        ctx.count = x.numel() // x.shape[1] * len(every)
-        shape = [-1 if axis == 1 else 1 for axis in range(x.ndim)]
-        scale = (var + eps).rsqrt().view(shape)
-        y = (x - mean.view(shape)) * scale
-        ctx.save_for_backward(y, scale)
-        ctx.axes = axes
-        ctx.mark_non_differentiable(mean, var)
-        return y, mean, var
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        every = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+        dist.all_gather(every, x)
+        return torch.stack(every)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        """dx = scale (dy - mean(dy) - y mean(dy y)), the means over every process."""
-        dy = grads[0]
-        y, scale = ctx.saved_tensors
-        sums = torch.stack([dy.sum(ctx.axes), (dy * y).sum(ctx.axes)])
-        dist.all_reduce(sums)
-        mean_dy, mean_dot = (sums / ctx.count).view(2, *scale.shape)
-        return scale * (dy - mean_dy - y * mean_dot), None
-
-
-class SyncNorm(nn.Module):
-    """A BatchNorm whose statistics, in training, are those of the whole batch; torch's own needs GPUs."""
-
-    running_mean: Tensor
-    running_var: Tensor
-    num_batches_tracked: Tensor
-    weight: nn.Parameter | None
-    bias: nn.Parameter | None
-
-    def __init__(self, norm: nn.BatchNorm1d | nn.BatchNorm2d):
-        super().__init__()
-        self.eps, self.momentum = norm.eps, float(norm.momentum or 0)
-        for name in ("weight", "bias"):
-            self.register_parameter(name, getattr(norm, name))
-        for name in ("running_mean", "running_var", "num_batches_tracked"):
-            self.register_buffer(name, getattr(norm, name))
-        self.train(norm.training)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training:
-            return nn.functional.batch_norm(
-                x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
-            )
-        y, mean, var = _Normalise.apply(x, self.eps)
-        count = x.numel() // x.shape[1] * dist.get_world_size()
-        with torch.no_grad():
-            self.running_mean.lerp_(mean, self.momentum)
-            self.running_var.lerp_(var * (count / (count - 1)), self.momentum)
-            self.num_batches_tracked += 1
-        if self.weight is None or self.bias is None:
-            return y
-        shape = [-1 if axis == 1 else 1 for axis in range(x.ndim)]
-        return y * self.weight.view(shape) + self.bias.view(shape)
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        every = grads[0].clone()
+        dist.all_reduce(every)
+        return every[dist.get_rank()]
 
 
 def synchronise(net: nn.Module) -> nn.Module:
-    """Make every BatchNorm in ``net``, in place, see the batches of all processes; parameters keep their names."""
-    for name, child in net.named_children():
-        if isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d):
-            setattr(net, name, SyncNorm(child))
-        else:
-            synchronise(child)
+    """Let every BatchNorm in ``net`` see the batches of all processes; ``SyncBatchNorm`` of PyTorch needs GPUs."""
+    for module in net.modules():
+        if isinstance(module, RunningStatistics):
+            module.gather = AllGather.apply
     return net

@@ -58,7 +58,7 @@ def predict_scores(net: Network, images: Tensor, view: View, *, crops: int = 1, 
 
 def probabilities(net: Network, out: Capsules | Scores) -> Tensor:
     """A softmax where the logits have a learned scale; where not, each class's share of the activation."""
-    if isinstance(net, ConvNet) or net.scale is not None:
+    if isinstance(net, ConvNet) or net.class_caps.scale is not None:
         return out.logits.softmax(1)
     return out.activations / out.activations.sum(1, keepdim=True)
 
@@ -82,7 +82,7 @@ class Scorer:
         self.batches = -(-self.count // self.batch)
         self.at = torch.zeros((), dtype=torch.int64, device=device)  # first image of the next batch
         self.steps = torch.arange(self.batch, device=device)
-        self.scores = torch.zeros(self.batches * self.batch, net.classes, device=device)
+        self.scores = torch.zeros(self.batches * self.batch, net.num_classes, device=device)
         self.graph = Graph(self.work, lambda: [self.at, self.scores], device, stream)
 
     @torch.no_grad()

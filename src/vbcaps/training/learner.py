@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from vbcaps.data import Split, View
 from vbcaps.data.augment import mixup
 from vbcaps.layers import Capsules
-from vbcaps.losses import nll_loss, spread_loss, spread_margin
+from vbcaps.losses import activation_nll_loss, spread_loss, spread_margin
 from vbcaps.models import Network, Scores
 from vbcaps.training.distributed import ALONE, Group, synchronise
 from vbcaps.training.muon import Muon, is_map
@@ -89,8 +90,6 @@ class Learner:
         self.k = torch.zeros(1, dtype=torch.int64, device=device)  # the next step
         self.sums = torch.zeros(2, dtype=torch.float64, device=device)  # loss and errors, over images
         self.bad = torch.full((1,), NEVER, device=device)
-        self.begin()
-        self.first_statistics()
         self.ema = copy.deepcopy(self.net).eval().requires_grad_(False) if recipe.ema else None
         self.optimisers = self.make_optimisers()
         self.graph = Graph(self.work, self.changed, device, stream, capture=group.size == 1)
@@ -119,22 +118,6 @@ class Learner:
             step = torch.zeros((), device=p.device)
             made[-1].state[p] = dict(step=step, exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
         return made
-
-    @torch.no_grad()
-    def first_statistics(self) -> None:
-        """Let BatchNorm's running statistics begin with those of the first batch, in place of 0 and 1.
-
-        Each step forgets a tenth of them. A variance may be 1e-4, so that even after 80 steps a 1 would outweigh it: a
-        run on few images would be tested with statistics that it never had.
-        """
-        norms: list[Any] = [module for module in self.net.modules() if hasattr(module, "running_var")]
-        usual = [norm.momentum for norm in norms]
-        for norm in norms:
-            norm.momentum = 1.0
-        self.module(self.images(self.k)[0])
-        for norm, momentum in zip(norms, usual, strict=True):
-            norm.momentum = momentum
-            norm.num_batches_tracked.zero_()
 
     def begin(self) -> None:
         """Lay out the present epoch on the device, from its first step not done."""
@@ -192,7 +175,9 @@ class Learner:
     def loss(self, out: Capsules | Scores, y: Tensor) -> Tensor:
         if self.recipe.loss == "spread":
             return spread_loss(out.activations, y, self.rate[0, 1])
-        return nll_loss(out.logits, y, on=self.recipe.loss_on, smoothing=self.recipe.smoothing)
+        if self.recipe.loss_on == "activations":
+            return activation_nll_loss(out.activations, y, label_smoothing=self.recipe.smoothing)
+        return F.cross_entropy(out.logits, y, label_smoothing=self.recipe.smoothing)
 
     def average(self) -> None:
         """Of weights and of BatchNorm's statistics: those of the last step need not fit the average of weights."""

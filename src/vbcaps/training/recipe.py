@@ -215,19 +215,19 @@ class Recipe:
 
         return Prior(*(getattr(self, field) for field in PRIOR), precision=self.precision, learn=self.learn)
 
-    def net(self, in_channels: int, classes: int) -> "Network":
-        """The network, its first weights drawn from torch's random numbers."""
+    def net(self, in_channels: int, num_classes: int) -> "Network":
+        """Return the network, its first weights drawn from torch's random numbers."""
         from vbcaps.models import CapsNet, ConvNet
 
         if self.network == "cnn":
-            return ConvNet(self.arch, in_channels, classes, self.crop, self.stem)
+            return ConvNet(self.arch, in_channels, num_classes, self.crop, self.stem)
         options: dict[str, Any] = dict(iters=self.iters)
         if self.routing == "vb":
             options |= dict(activation=self.activation, through=self.through, prior=self.prior())
         if self.routing == "em":
             options |= dict(temperature=self.temperature, min_var=self.min_var)
         return CapsNet(
-            self.arch, in_channels, classes, self.crop, self.routing, self.stem, routing_options=options,
+            self.arch, in_channels, num_classes, self.crop, self.routing, self.stem, routing_options=options,
             init=self.init, gain=self.gain, noise=self.noise, norm_pose=self.norm_pose,
             logit_scale=self.loss_on == "logits", backend=self.backend,
         )  # fmt: skip

@@ -15,7 +15,7 @@ from vbcaps.kernels.backend import (
     MomentGrads,
     Moments,
     PriorTensors,
-    RunningStatistics,
+    Running,
     ScoreSums,
     VBResult,
     VBResultGrads,
@@ -71,7 +71,7 @@ class Cpu:
     def by_type(self, norm: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         return norm(x.flatten(0, 1).flatten(2)).reshape(x.shape)
 
-    def batch_norm(self, x: Tensor, running: RunningStatistics, momentum: float, eps: float) -> Tensor:
+    def batch_norm(self, x: Tensor, running: Running, momentum: float, eps: float) -> Tensor:
         return plain_batch_norm(x, running, momentum, eps)
 
     # --- memory -----------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from vbcaps.kernels.backend import (
     MomentGrads,
     Moments,
     PriorTensors,
-    RunningStatistics,
+    Running,
     ScoreSums,
     VBResult,
     VBResultGrads,
@@ -104,7 +104,7 @@ class Triton:
         x = x.permute(order)
         return norm(x.flatten(2)).reshape(x.shape).permute(back)
 
-    def batch_norm(self, x: Tensor, running: RunningStatistics, momentum: float, eps: float) -> Tensor:
+    def batch_norm(self, x: Tensor, running: Running, momentum: float, eps: float) -> Tensor:
         if x.ndim != 3 or x.dtype != torch.float32 or x.numel() >= 2**31:
             return plain_batch_norm(x, running, momentum, eps)
         y, _, mean, var = batch_norm(x.contiguous(), eps)

@@ -85,13 +85,16 @@ def keep_kernel(
     batches_ptr,  # ()
     J, momentum, MOST: tl.constexpr,
 ):  # fmt: skip
+    """Let the running statistics take in those of a batch: batch t has the share t^(-1/3), or momentum."""
     j = tl.arange(0, MOST)
     mean, var = tl.load(running_mean_ptr + j, mask=j < J), tl.load(running_var_ptr + j, mask=j < J)
-    mean += momentum * (tl.load(mean_ptr + j, mask=j < J) - mean)
-    var += momentum * (tl.load(var_ptr + j, mask=j < J) - var)
+    batches = tl.load(batches_ptr) + 1
+    share = tl.maximum(momentum, tl.exp(tl.log(batches.to(tl.float32)) * (-1 / 3)))
+    mean += share * (tl.load(mean_ptr + j, mask=j < J) - mean)
+    var += share * (tl.load(var_ptr + j, mask=j < J) - var)
     tl.store(running_mean_ptr + j, mean, mask=j < J)
     tl.store(running_var_ptr + j, var, mask=j < J)
-    tl.store(batches_ptr, tl.load(batches_ptr) + 1)
+    tl.store(batches_ptr, batches)
 
 
 @triton.jit
