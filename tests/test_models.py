@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from vbcaps import CapsNet, CapsVAE, ConvNet, Prior
 from vbcaps.losses import activation_nll_loss, vae_loss
-from vbcaps.models import IMAGE_SIZES, ResidualBlock
+from vbcaps.models import IMAGE_SIZES, ResidualBlock, current_names
 from vbcaps.routing import Agreement, Mixture, Posterior
 
 ROUTINGS = ("vb", "em", "dynamic")
@@ -148,6 +148,28 @@ def test_logit_scale_is_a_learned_factor_on_the_class_logits():
     torch.testing.assert_close(out.activations, out.logits.sigmoid())
     F.cross_entropy(out.logits, torch.tensor([0, 1, 2])).backward()
     assert scaled.class_caps.scale.grad != 0
+
+
+@pytest.mark.parametrize("network", [CapsNet, CapsVAE])
+def test_a_state_that_calls_the_factor_scale_is_read(network):
+    """As files of earlier versions do; what optimisers keep of it has a name of the same kind."""
+    net, other = network(TINY, image_size=20), network(TINY, image_size=20)
+    caps = net if network is CapsNet else net.net
+    with torch.no_grad():
+        caps.class_caps.scale.fill_(7.0)
+    earlier = {name.replace("class_caps.scale", "scale"): x for name, x in net.state_dict().items()}
+    assert sum(name.split(".")[-1] == "scale" for name in earlier) == 1
+    assert earlier.keys() != net.state_dict().keys()
+    other.load_state_dict(earlier)
+    for name, x in other.state_dict().items():
+        assert torch.equal(x, net.state_dict()[name])
+    names = ("optimiser.scale.exp_avg", "ema.scale", "ema.class_caps.scale", "optimiser.class_caps.scale.step", "other")
+    assert list(current_names(dict.fromkeys(names))) == [
+        "optimiser.class_caps.scale.exp_avg",
+        "ema.class_caps.scale",
+        "optimiser.class_caps.scale.step",
+        "other",
+    ]
 
 
 def test_init_noise_and_norm_pose_reach_every_capsule_layer():

@@ -1,10 +1,12 @@
-"""What Bayes needs to know: one function, one equation.
+r"""Expectations, entropies, divergences and samples of the distributions in VB routing: one function, one equation.
 
 Symbols are the paper's. A diagonal precision is a product of Gaussian-Gamma factors
-``N(mu_d | m_d, 1/(kappa lambda_d)) Ga(lambda_d | nu/2, 1/(2 psi_d))``, so that ``E[lambda] = nu psi``;
-a full one is the Gaussian-Wishart ``N(mu | m, (kappa Lambda)^-1) Wi(Lambda | Psi, nu)``, ``E[Lambda] = nu Psi``.
+$N(\mu_d \mid m_d, (\kappa \lambda_d)^{-1}) \, Ga(\lambda_d \mid \nu/2, 1/(2 \psi_d))$, so that $E[\lambda] = \nu \psi$;
+a full one is the Gaussian-Wishart $N(\mu \mid m, (\kappa \Lambda)^{-1}) \, Wi(\Lambda \mid \Psi, \nu)$, so that
+$E[\Lambda] = \nu \Psi$.
 
-Shapes: leading axes are free (``...``, in routing ``n l j``); ``d``, ``e`` are pose entries, D of them.
+Shapes: leading axes are free (``...``, in routing ``n l j``); ``d``, ``e`` are pose entries, D of them. So alpha is
+``... j``, kappa and nu are ``...``, m and a diagonal psi ``... d``, a full Psi ``... d e``.
 """
 
 import math
@@ -17,9 +19,9 @@ LN2PI = math.log(2.0 * math.pi)
 
 
 def digamma(x: Tensor) -> Tensor:
-    """psi(x) for x > 0.
+    r"""Return $\psi(x)$ for $x > 0$.
 
-    ONNX has no digamma, so an exported graph carries the recurrence psi(x) = psi(x + 1) - 1/x up to x + 8
+    ONNX has no digamma, so an exported graph carries the recurrence $\psi(x) = \psi(x + 1) - 1/x$ up to $x + 8$
     and the asymptotic series there (the fused kernels use the same one).
     """
     if not torch.compiler.is_exporting():
@@ -32,16 +34,17 @@ def digamma(x: Tensor) -> Tensor:
 
 
 def multivariate_digamma(x: Tensor, dim: int) -> Tensor:
-    """sum_{i=0}^{D-1} psi(x - i/2), for x > (D-1)/2."""
+    r"""Return $\sum_{i=0}^{D-1} \psi(x - i/2)$, for $x > (D-1)/2$."""
     steps = torch.arange(dim, device=x.device, dtype=x.dtype) / 2
     return digamma(x.unsqueeze(-1) - steps).sum(-1)
 
 
 def cholesky(A: Tensor) -> Tensor:
-    """Lower factor of a positive definite A that rounding may have spoiled.
+    r"""Return the lower factor of a positive definite A that rounding may have spoiled.
 
-    D eps tr(A), the size of that rounding, is added to the diagonal: with the eps of float64, which changes nothing in
-    float32, and where A still has no factor with that of float32, from which a float64 A may have come too.
+    $D \epsilon \operatorname{tr}(A)$, the size of that rounding, is added to the diagonal: with the epsilon of float64,
+    which changes nothing in float32, and where A still has no factor with that of float32, from which a float64 A may
+    have come too.
     """
     D = A.shape[-1]
     eye = torch.eye(D, dtype=A.dtype, device=A.device)
@@ -53,7 +56,12 @@ def cholesky(A: Tensor) -> Tensor:
 
 
 def logdet(A: Tensor) -> Tensor:
-    """ln det A = 2 trace(ln Cholesky(A)), A positive definite."""
+    r"""Return $\ln \det A = 2 \operatorname{tr} \ln L$ with $A = L L^T$ positive definite.
+
+    Example:
+        >>> logdet(torch.eye(3) * 2) / LN2
+        tensor(3.0000)
+    """
     return 2 * cholesky(A).diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 
@@ -61,18 +69,37 @@ def logdet(A: Tensor) -> Tensor:
 
 
 def expected_log_pi(alpha: Tensor) -> Tensor:
-    """E[ln pi_j] = psi(alpha_j) - psi(sum_j alpha_j), pi ~ Dir(alpha), j the last axis."""
+    r"""Return $E[\ln \pi_j] = \psi(\alpha_j) - \psi(\sum_j \alpha_j)$ for $\pi \sim Dir(\alpha)$, ``... j``.
+
+    Example:
+        >>> expected_log_pi(torch.ones(2))  # a uniform share
+        tensor([-1.0000, -1.0000])
+    """
     return digamma(alpha) - digamma(alpha.sum(-1, keepdim=True))
 
 
 def expected_logdet_gamma(log_psi: Tensor, nu: Tensor) -> Tensor:
-    """E[ln det diag(lambda)] = sum_d psi(nu/2) + ln 2 + ln psi_d, lambda_d ~ Ga(nu/2, 1/(2 psi_d))."""
+    r"""Return $E[\ln \det \operatorname{diag}(\lambda)] = \sum_d \psi(\nu/2) + \ln 2 + \ln \psi_d$.
+
+    Here $\lambda_d \sim Ga(\nu/2, 1/(2 \psi_d))$. ``log_psi`` is ``... d``, the result ``...``.
+
+    Example:
+        >>> expected_logdet_gamma(torch.zeros(16), torch.tensor(17.0)).shape
+        torch.Size([])
+    """
     D = log_psi.shape[-1]
     return log_psi.sum(-1) + D * (digamma(nu / 2) + LN2)
 
 
 def expected_logdet_wishart(logdet_psi: Tensor, nu: Tensor, dim: int) -> Tensor:
-    """E[ln det Lambda] = sum_{i=0}^{D-1} psi((nu - i)/2) + D ln 2 + ln det Psi, Lambda ~ Wi(Psi, nu)."""
+    r"""Return $E[\ln \det \Lambda] = \sum_{i=0}^{D-1} \psi((\nu - i)/2) + D \ln 2 + \ln \det \Psi$.
+
+    Here $\Lambda \sim Wi(\Psi, \nu)$ is D x D with D = ``dim``.
+
+    Example:
+        >>> expected_logdet_wishart(torch.tensor(0.0), torch.tensor(17.0), dim=16).shape
+        torch.Size([])
+    """
     return multivariate_digamma(nu / 2, dim) + dim * LN2 + logdet_psi
 
 
@@ -80,13 +107,25 @@ def expected_logdet_wishart(logdet_psi: Tensor, nu: Tensor, dim: int) -> Tensor:
 
 
 def dirichlet_entropy(alpha: Tensor) -> Tensor:
-    """H[Dir(alpha)] = ln B(alpha) - sum_j (alpha_j - 1) E[ln pi_j]."""
+    r"""Return $H[Dir(\alpha)] = \ln B(\alpha) - \sum_j (\alpha_j - 1) E[\ln \pi_j]$.
+
+    Example:
+        >>> dirichlet_entropy(torch.ones(2))
+        tensor(0.)
+    """
     log_beta = torch.lgamma(alpha).sum(-1) - torch.lgamma(alpha.sum(-1))
     return log_beta - ((alpha - 1) * expected_log_pi(alpha)).sum(-1)
 
 
 def dirichlet_kl(alpha: Tensor, alpha0: Tensor) -> Tensor:
-    """KL[Dir(alpha) || Dir(alpha0)] = ln B(alpha0) - ln B(alpha) + sum_j (alpha_j - alpha0_j) E[ln pi_j]."""
+    r"""Return $KL[Dir(\alpha) \,\|\, Dir(\alpha_0)]$.
+
+    It is $\ln B(\alpha_0) - \ln B(\alpha) + \sum_j (\alpha_j - \alpha_{0j}) E[\ln \pi_j]$.
+
+    Example:
+        >>> dirichlet_kl(torch.tensor([3.0, 2.0]), torch.tensor(1.0)) > 0
+        tensor(True)
+    """
     alpha0 = alpha0.expand_as(alpha)
     log_beta = torch.lgamma(alpha).sum(-1) - torch.lgamma(alpha.sum(-1))
     log_beta0 = torch.lgamma(alpha0).sum(-1) - torch.lgamma(alpha0.sum(-1))
@@ -97,7 +136,12 @@ def dirichlet_kl(alpha: Tensor, alpha0: Tensor) -> Tensor:
 
 
 def gaussian_gamma_entropy(kappa: Tensor, psi: Tensor, nu: Tensor) -> Tensor:
-    """H[q(mu, lambda)] = sum_d E[H[N(., 1/(kappa lambda_d))]] + H[Ga(nu/2, 1/(2 psi_d))]."""
+    r"""Return $H[q(\mu, \lambda)] = \sum_d E[H[N(\cdot, (\kappa \lambda_d)^{-1})]] + H[Ga(\nu/2, 1/(2 \psi_d))]$.
+
+    Example:
+        >>> gaussian_gamma_entropy(torch.tensor(1.0), torch.ones(16), torch.tensor(17.0)).shape
+        torch.Size([])
+    """
     kappa, nu = kappa[..., None], nu[..., None]
     s, log_rate = nu / 2, -LN2 - psi.log()
     gaussian = 0.5 * (1 + LN2PI - kappa.log() - (digamma(s) - log_rate))
@@ -108,7 +152,15 @@ def gaussian_gamma_entropy(kappa: Tensor, psi: Tensor, nu: Tensor) -> Tensor:
 def gaussian_gamma_kl(
     m: Tensor, kappa: Tensor, psi: Tensor, nu: Tensor, m0: Tensor, kappa0: Tensor, inv_psi0: Tensor, nu0: Tensor
 ) -> Tensor:
-    """KL[q(mu, lambda) || p(mu, lambda)], two Gaussian-Gammas, summed over d."""
+    r"""Return $KL[q(\mu, \lambda) \,\|\, p(\mu, \lambda)]$ of two Gaussian-Gammas, summed over d.
+
+    ``inv_psi0`` is $1/\psi_0$.
+
+    Example:
+        >>> m, psi, one = torch.zeros(16), torch.ones(16), torch.tensor(1.0)
+        >>> gaussian_gamma_kl(m, one, psi, 17 * one, m + 1, one, 1 / psi, 17 * one)  # E[lambda]/2 for each entry
+        tensor(136.)
+    """
     kappa, nu, kappa0, nu0 = kappa[..., None], nu[..., None], kappa0[..., None], nu0[..., None]
     s, s0 = nu / 2, nu0 / 2
     ratio = psi * inv_psi0  # rate0 / rate
@@ -118,7 +170,17 @@ def gaussian_gamma_kl(
 
 
 def sample_gaussian_gamma(m: Tensor, kappa: Tensor, psi: Tensor, nu: Tensor) -> tuple[Tensor, Tensor]:
-    """One (mu, lambda), differentiable in every argument: lambda ~ Ga(nu/2, 1/(2 psi)), mu ~ N(m, 1/(kappa lambda))."""
+    r"""Draw $\lambda \sim Ga(\nu/2, 1/(2 \psi))$, then $\mu \sim N(m, (\kappa \lambda)^{-1})$, differentiably.
+
+    Returns:
+        $\mu$ and $\lambda$, both ``... d``.
+
+    Example:
+        >>> m, psi, one = torch.zeros(5, 16), torch.ones(5, 16), torch.ones(5)
+        >>> mu, lam = sample_gaussian_gamma(m, one, psi, 17 * one)
+        >>> mu.shape, lam.shape
+        (torch.Size([5, 16]), torch.Size([5, 16]))
+    """
     shape = (nu / 2)[..., None].expand_as(psi)
     # Shapes of 1e-3 and below underflow to 0 in float32; the smallest normal number keeps mu finite.
     lam = 2 * psi * torch._standard_gamma(shape).clamp_min(torch.finfo(psi.dtype).tiny ** 0.5)
@@ -130,7 +192,12 @@ def sample_gaussian_gamma(m: Tensor, kappa: Tensor, psi: Tensor, nu: Tensor) -> 
 
 
 def gaussian_wishart_entropy(kappa: Tensor, Psi: Tensor, nu: Tensor) -> Tensor:
-    """H[q(mu, Lambda)] = E[H[N(., (kappa Lambda)^-1)]] + H[Wi(Psi, nu)]."""
+    r"""Return $H[q(\mu, \Lambda)] = E[H[N(\cdot, (\kappa \Lambda)^{-1})]] + H[Wi(\Psi, \nu)]$.
+
+    Example:
+        >>> gaussian_wishart_entropy(torch.tensor(1.0), torch.eye(16), torch.tensor(17.0)).shape
+        torch.Size([])
+    """
     D = Psi.shape[-1]
     logdet_psi = logdet(Psi)
     gaussian = 0.5 * (D * (1 + LN2PI) - D * kappa.log() - expected_logdet_wishart(logdet_psi, nu, D))
@@ -147,7 +214,15 @@ def gaussian_wishart_entropy(kappa: Tensor, Psi: Tensor, nu: Tensor) -> Tensor:
 def gaussian_wishart_kl(
     m: Tensor, kappa: Tensor, Psi: Tensor, nu: Tensor, m0: Tensor, kappa0: Tensor, inv_Psi0: Tensor, nu0: Tensor
 ) -> Tensor:
-    """KL[q(mu, Lambda) || p(mu, Lambda)], two Gaussian-Wisharts."""
+    r"""Return $KL[q(\mu, \Lambda) \,\|\, p(\mu, \Lambda)]$ of two Gaussian-Wisharts.
+
+    ``inv_Psi0`` is $\Psi_0^{-1}$.
+
+    Example:
+        >>> m, Psi, one = torch.zeros(4), torch.eye(4), torch.tensor(1.0)
+        >>> bool(gaussian_wishart_kl(m, one, Psi, 5 * one, m, one, Psi, 5 * one).abs() < 1e-4)
+        True
+    """
     D = Psi.shape[-1]
     distance = torch.einsum("...d,...de,...e->...", m - m0, Psi, m - m0)
     trace = (Psi * inv_Psi0).sum((-2, -1))  # tr(Psi0^-1 Psi), both symmetric
@@ -164,7 +239,17 @@ def gaussian_wishart_kl(
 
 
 def sample_gaussian_wishart(m: Tensor, kappa: Tensor, Psi: Tensor, nu: Tensor) -> tuple[Tensor, Tensor]:
-    """One (mu, Lambda), differentiable: Lambda = (L A)(L A)^T with Psi = L L^T and Bartlett's triangular A."""
+    r"""Draw $\Lambda = (L A)(L A)^T$ with $\Psi = L L^T$ and Bartlett's triangular A, then $\mu$, differentiably.
+
+    Returns:
+        $\mu$, ``... d``, and $\Lambda$, ``... d e``.
+
+    Example:
+        >>> m, Psi, one = torch.zeros(5, 4), torch.eye(4).expand(5, 4, 4), torch.ones(5)
+        >>> mu, Lambda = sample_gaussian_wishart(m, one, Psi, 5 * one)
+        >>> mu.shape, Lambda.shape
+        (torch.Size([5, 4]), torch.Size([5, 4, 4]))
+    """
     D = m.shape[-1]
     steps = torch.arange(D, dtype=m.dtype, device=m.device)
     chi2 = 2 * torch._standard_gamma((nu[..., None] - steps) / 2)

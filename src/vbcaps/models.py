@@ -172,7 +172,7 @@ class ConvNet(nn.Module):
     Example:
         >>> net = ConvNet((64, 64, 72, 72), in_channels=1, num_classes=10, image_size=40)
         >>> sum(p.numel() for p in net.parameters())  # about as many as CapsNet((64, 16, 16, 16), 1, 10)
-        169490
+        169082
         >>> net(torch.randn(8, 1, 40, 40)).logits.shape
         torch.Size([8, 10])
     """

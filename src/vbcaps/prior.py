@@ -15,33 +15,49 @@ SMALLEST, LARGEST = 1e-6, 1e6  # beyond these, gradients of psi and ln leave flo
 
 
 class PriorValues(NamedTuple):
-    """What ``Prior`` stands for at this moment; each broadcasts against ``n l j`` or ``n l j d`` (``n l j d e``)."""
+    """The values of a `Prior` at one moment; each broadcasts against ``n l j`` or ``n l j d`` (``n l j d e``).
 
-    alpha0: Tensor  # () or j
-    m0: Tensor  # d or j d
-    kappa0: Tensor  # () or j
-    inv_Psi0: Tensor  # d or j d; for "full": d e or j d e
-    nu0: Tensor  # () or j
+    Args:
+        alpha0: a number, or one for each type ``j``.
+        m0: ``d`` or ``j d``.
+        kappa0: a number, or one for each type ``j``.
+        inv_Psi0: the inverse of Psi0, ``d`` or ``j d``; for a full precision ``d e`` or ``j d e``.
+        nu0: a number, or one for each type ``j``.
+    """
+
+    alpha0: Tensor
+    m0: Tensor
+    kappa0: Tensor
+    inv_Psi0: Tensor
+    nu0: Tensor
 
 
 class Prior(nn.Module):
-    """``Dir(alpha0)``, ``N(m0, (kappa0 Lambda)^-1)`` and ``Wi(Psi0, nu0)`` over pi, mu and Lambda.
+    r"""The conjugate priors of a capsule layer, fixed or learned.
 
-    ``precision`` says what Lambda is:
+    They are $\pi \sim Dir(\alpha_0)$, $\mu \sim N(m_0, (\kappa_0 \Lambda)^{-1})$ and $\Lambda \sim Wi(\Psi_0, \nu_0)$.
+    The defaults are the paper's uninformative ones. Calling a prior gives its present `PriorValues`.
 
-    - ``"gamma"``: diagonal, a Gaussian-Gamma per pose entry, the paper's equation for diagonal precisions;
-    - ``"wishart"``: diagonal, but ``E[ln det Lambda]`` is the Wishart's, as in the authors' released code;
-    - ``"full"``: a full matrix with a Gaussian-Wishart.
+    Args:
+        alpha0, kappa0: a number, or one for each parent type.
+        m0: a number, ``(dim,)`` or ``(types, dim)``.
+        Psi0: a number (times the identity) or the diagonal as ``(dim,)``; for ``"gamma"`` and ``"wishart"`` also
+            ``(types, dim)``, for ``"full"`` a matrix ``(dim, dim)`` or ``(types, dim, dim)``.
+        nu0: a number, or one for each parent type; without it ``dim + 1``.
+        dim: entries of a pose.
+        precision: what Lambda is. ``"gamma"``: diagonal, a Gaussian-Gamma for each pose entry, the paper's equation for
+            diagonal precisions. ``"wishart"``: diagonal, but $E[\ln \det \Lambda]$ is the Wishart's, as in the authors'
+            released code. ``"full"``: a full matrix with a Gaussian-Wishart.
+        learn: names of the parameters that backpropagation trains (the paper's empirical Bayes), ``"all"`` for every
+            one. Positive ones pass through softplus, ``Psi0`` of ``"full"`` through its Cholesky factor.
+        dtype: of the values; without it PyTorch's default.
 
-    ``alpha0``, ``kappa0`` and ``nu0`` are a number or one per parent type; ``m0`` a number, ``(dim,)`` or
-    ``(types, dim)``; ``Psi0`` a number (times the identity) or the diagonal as ``(dim,)``, then for ``"gamma"`` and
-    ``"wishart"`` also ``(types, dim)``, for ``"full"`` a matrix ``(dim, dim)`` or ``(types, dim, dim)``. The defaults
-    are the paper's uninformative ones; ``nu0`` defaults to ``dim + 1``.
-
-    ``learn`` names those trained by backpropagation (the paper's empirical Bayes), ``"all"`` for every one.
-    Positive ones pass through softplus, ``Psi0`` of ``"full"`` through its Cholesky factor.
-
-    Calling a prior gives its present ``PriorValues``.
+    Example:
+        >>> prior = Prior(alpha0=0.1, Psi0=2.0, learn=["alpha0"])
+        >>> prior().inv_Psi0[:2]
+        tensor([0.5000, 0.5000])
+        >>> [name for name, _ in prior.named_parameters()]
+        ['alpha0_raw']
     """
 
     def __init__(
@@ -85,7 +101,7 @@ class Prior(nn.Module):
         return PriorValues(*(self._value(name) for name in NAMES))
 
     def _kept(self, name: str) -> Tensor:
-        """The parameter or buffer; by ``getattr``, so that ``torch.func.functional_call`` can swap it for a tensor."""
+        """Return the parameter or buffer, which ``torch.func.functional_call`` may have swapped for a tensor."""
         return getattr(self, f"{name}_raw" if name in self.learn else f"{name}_fixed")
 
     def _value(self, name: str) -> Tensor:
@@ -103,7 +119,7 @@ class Prior(nn.Module):
         return _softplus(raw)
 
     def _to_raw(self, name: str, value: Tensor) -> Tensor:
-        """The inverse of ``_value``."""
+        """Return what ``_value`` makes this value of."""
         if name == "m0":
             return value.clone()
         if name == "Psi0" and self.precision == "full":
@@ -112,7 +128,7 @@ class Prior(nn.Module):
         return _inverse_softplus(value - (self.nu0_above if name == "nu0" else 0.0))
 
     def _checked(self, name: str, value: Tensor) -> Tensor:
-        """The value at the shape it is kept in (``Psi0`` as its inverse), or an error that says what is allowed."""
+        """Return the value in the shape it is kept in (``Psi0`` as its inverse); raise an error where it is illegal."""
         D, shape = self.dim, tuple(value.shape)
         if name in ("alpha0", "kappa0", "nu0"):
             if value.ndim > 1:
@@ -160,7 +176,7 @@ class Prior(nn.Module):
         return inv_Psi0
 
     def types(self) -> dict[str, int]:
-        """How many parent types each name that is given per type was given for."""
+        """Return, for each name that was given per type, how many types it was given for."""
         ranks = dict(alpha0=1, m0=2, kappa0=1, Psi0=3 if self.precision == "full" else 2, nu0=1)
         return {name: len(self._kept(name)) for name in NAMES if self._kept(name).ndim == ranks[name]}
 
@@ -169,7 +185,7 @@ class Prior(nn.Module):
 
 
 def _within(value: Tensor) -> bool:
-    """Every entry in the legal range, with room for the rounding of its ends; False for NaN."""
+    """Return whether every entry lies in the legal range, with room for rounding at its ends; False for NaN."""
     return bool(((value >= 0.999 * SMALLEST) & (value <= 1.001 * LARGEST)).all())
 
 

@@ -12,10 +12,15 @@ from vbcaps.routing.fields import check_iters, check_routing_inputs, softmax_ove
 
 
 class Agreement(NamedTuple):
-    """Each parent's pose when routing ends."""
+    """What dynamic routing knows about each parent.
 
-    m: Tensor  # n l j d      squashed pose
-    r: Tensor  # n l i j      coupling coefficients that made it
+    Args:
+        m: its squashed pose, ``n l j d``.
+        r: the coupling coefficients that made it, ``n l i j``.
+    """
+
+    m: Tensor
+    r: Tensor
 
 
 def dynamic_routing(
@@ -27,12 +32,24 @@ def dynamic_routing(
     iters: int = 3,
     history: list[Agreement] | None = None,
 ) -> tuple[Tensor, Agreement]:
-    """Route children to parents; arguments and results as in ``vb_routing``.
+    r"""Route children to parents by agreement.
 
     A 2017 capsule says how sure it is by its length, a matrix capsule by its activation: a child's votes are
-    weighted by a_i. The logit is ``ln |s_j|^2``, so that its sigmoid is the length of the squashed pose,
-    ``|s|^2 / (1 + |s|^2)``. As in VB and EM, the first coefficients are 1/d_j; from then on they are a softmax over
+    weighted by $a_i$. The logit is $\ln |s_j|^2$, so that its sigmoid is the length of the squashed pose,
+    $|s|^2 / (1 + |s|^2)$. As in VB and EM, the first coefficients are $1/d_j$; from then on they are a softmax over
     every parent that sees the child.
+
+    Args:
+        a, V, child, children, iters: see `vb_routing`.
+        history: a list to which the agreement after every iteration is appended.
+
+    Returns:
+        The logit of each parent's activation, ``n l j``, before BatchNorm and sigmoid; and the agreement.
+
+    Example:
+        >>> logit, q = dynamic_routing(torch.rand(8, 1, 20), torch.randn(8, 1, 20, 5, 16), torch.arange(20)[None])
+        >>> bool(torch.allclose(logit.sigmoid(), q.m.norm(dim=-1)))
+        True
     """
     children = check_routing_inputs(a, V, child, children, iters)
     tiny = torch.finfo(V.dtype).tiny ** 0.5
@@ -51,12 +68,21 @@ def dynamic_routing(
 
 
 def squash(s: Tensor, length2: Tensor, tiny: float) -> Tensor:
-    """The direction s / |s|, of length |s|^2 / (1 + |s|^2)."""
+    r"""Return a vector of the direction $s / |s|$ and the length $|s|^2 / (1 + |s|^2)$."""
     return s * (length2 + tiny).sqrt() / (1 + length2)
 
 
 class DynamicRouting(nn.Module):
-    """``dynamic_routing``; it has nothing to learn."""
+    """`dynamic_routing` as a module; it has nothing to learn.
+
+    Args:
+        types, dim: taken as every routing takes them, and not needed.
+        iters: how often poses are made.
+
+    Example:
+        >>> routing = DynamicRouting(types=5, iters=2)
+        >>> logit, q = routing(torch.rand(8, 1, 20), torch.randn(8, 1, 20, 5, 16), torch.arange(20)[None])
+    """
 
     def __init__(self, types: int, dim: int = 16, *, iters: int = 3):
         super().__init__()

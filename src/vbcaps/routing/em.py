@@ -17,11 +17,17 @@ LEAST_VAR = 1e-12  # its gradients are finite in float32
 
 
 class Mixture(NamedTuple):
-    """Point estimates of each parent's Gaussian when routing ends."""
+    """What EM routing knows about each parent: point estimates of its Gaussian.
 
-    m: Tensor  # n l j d      mean
-    var: Tensor  # n l j d    variance
-    r: Tensor  # n l i j      responsibilities that the last M-step used
+    Args:
+        m: mean, ``n l j d``.
+        var: variance, ``n l j d``.
+        r: responsibilities that the last M-step used, ``n l i j``.
+    """
+
+    m: Tensor
+    var: Tensor
+    r: Tensor
 
 
 def em_routing(
@@ -38,12 +44,25 @@ def em_routing(
     min_var: float = 0.1,
     history: list[Mixture] | None = None,
 ) -> tuple[Tensor, Mixture]:
-    """Route children to parents; arguments and results as in ``vb_routing``.
+    r"""Route children to parents by expectation maximisation.
 
-    The inverse temperature of iteration t = 1, 2, ... is ``temperature (1 - growth^t)``, the authors' schedule.
-    ``min_var`` is added to every variance: without it a parent that owns one child has none, and its likelihood has
-    no bound. With a small one, as 1e-4, a network learns slowly (results/NOTES.md); 0.1 is about what VB's prior, which
-    needs no such constant, comes to.
+    Args:
+        a, V, child, children, iters: see `vb_routing`.
+        beta_a, beta_u: the learned costs, a number or one for each type ``j``.
+        temperature, growth: the inverse temperature of iteration t = 1, 2, ... is
+            $\text{temperature} \, (1 - \text{growth}^t)$, the authors' schedule.
+        min_var: added to every variance. Without it a parent that owns one child has the variance 0, and its likelihood
+            no bound. With a small one, as 1e-4, a network learns slowly (results/NOTES.md); 0.1 is about what VB's
+            prior, which needs no such constant, comes to.
+        history: a list to which the mixture after every iteration is appended.
+
+    Returns:
+        The logit of each parent's activation, ``n l j``, before BatchNorm and sigmoid; and the mixture.
+
+    Example:
+        >>> logit, q = em_routing(torch.rand(8, 1, 20), torch.randn(8, 1, 20, 5, 16), torch.arange(20)[None])
+        >>> logit.shape, q.var.shape
+        (torch.Size([8, 1, 5]), torch.Size([8, 1, 5, 16]))
     """
     children = check_routing_inputs(a, V, child, children, iters)
     check_constants(temperature, growth, min_var)
@@ -78,7 +97,17 @@ def check_constants(temperature: float, growth: float, min_var: float) -> None:
 
 
 class EMRouting(nn.Module):
-    """``em_routing`` with its learned costs."""
+    """`em_routing` with its learned costs.
+
+    Args:
+        types: how many types of parent there are.
+        dim: entries of a pose.
+        iters, temperature, growth, min_var: see `em_routing`.
+
+    Example:
+        >>> routing = EMRouting(types=5, iters=2)
+        >>> logit, q = routing(torch.rand(8, 1, 20), torch.randn(8, 1, 20, 5, 16), torch.arange(20)[None])
+    """
 
     def __init__(
         self,

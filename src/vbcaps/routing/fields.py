@@ -15,16 +15,23 @@ T = TypeVar("T")
 
 
 class Fields(NamedTuple):
-    """The receptive fields of a layer over its children. Slots are numbered ``l I + i``."""
+    """The receptive fields of a layer over its children c. Slots are numbered ``l I + i``.
 
-    child: Tensor  # l i    which lower capsule sits in slot i of field l
-    parents: Tensor  # c s  the slots that hold capsule c, then -1
-    seen: Tensor  # c       how many they are
-    types: int  # of children at one position
+    Args:
+        child: which child sits in slot i of field l, ``l i``.
+        parents: the slots that hold child c, then -1, ``c s``.
+        seen: how many slots hold child c, ``c``.
+        types: how many types of child there are at one position.
+    """
+
+    child: Tensor
+    parents: Tensor
+    seen: Tensor
+    types: int
 
 
 def kept(make: Callable[P, T]) -> Callable[P, T]:
-    """Make once for each set of arguments. What is made while tracing belongs to the trace, and is not kept."""
+    """Keep what ``make`` makes for each set of arguments, unless it is made while a compiler traces."""
     make_once = functools.lru_cache(maxsize=64)(make)
 
     @functools.wraps(make)
@@ -41,9 +48,21 @@ def kept(make: Callable[P, T]) -> Callable[P, T]:
 def conv_fields(
     height: int, width: int, types: int, kernel: tuple[int, int], stride: tuple[int, int], device: torch.device
 ) -> Fields:
-    """The fields of a convolution over a map of (height, width, types) capsules.
+    """Return the fields of a convolution over a map of capsules.
 
     Capsules, slots and fields are all counted row by row, column by column, type by type.
+
+    Args:
+        height, width, types: of the map; padding is part of it.
+        kernel, stride: of the convolution, (rows, columns).
+        device: where the index tensors are to be.
+
+    Example:
+        >>> conv_fields(3, 4, 1, (2, 2), (1, 2), torch.device("cpu")).child
+        tensor([[ 0,  1,  4,  5],
+                [ 2,  3,  6,  7],
+                [ 4,  5,  8,  9],
+                [ 6,  7, 10, 11]])
     """
     rows, y, tap_y, field_y = _along(height, kernel[0], stride[0], device)
     cols, x, tap_x, field_x = _along(width, kernel[1], stride[1], device)
@@ -85,10 +104,24 @@ def _along(size: int, kernel: int, stride: int, device: torch.device) -> tuple[i
 
 
 def softmax_over_parents(ln_p: Tensor, child: Tensor, children: int) -> Tensor:
-    """``r[n, l, i, j]``: softmax of ``ln_p`` over every parent, of any type *and position*, that sees the child.
+    """Return the softmax over every parent, of any type *and position*, that sees a child.
 
-    Normalising over types within each field instead would let a child seen by nine fields count nine times
-    (DESIGN choice 1; the paper: "normalise over capsules j in L_j").
+    Normalising over types within each field instead would let a child seen by nine fields count nine times (the paper:
+    "normalise over capsules j in L_j").
+
+    Args:
+        ln_p: what a softmax takes, ``n l i j``.
+        child: which child sits in slot i of field l, ``l i``.
+        children: how many children there are.
+
+    Returns:
+        Responsibilities, ``n l i j``; those of a child sum to 1.
+
+    Example:
+        >>> child = torch.tensor([[0, 1], [1, 2]])  # two fields share child 1
+        >>> softmax_over_parents(torch.zeros(1, 2, 2, 1), child, 3).squeeze()
+        tensor([[1.0000, 0.5000],
+                [0.5000, 1.0000]])
     """
     n, slots = ln_p.shape[0], child.numel()
     index = child.reshape(1, slots).expand(n, slots)
@@ -107,7 +140,7 @@ def check_iters(iters: int) -> None:
 
 
 def check_routing_inputs(a: Tensor, V: Tensor, child: Tensor, children: int | None, iters: int) -> int:
-    """Errors that name the argument, what came and what is allowed. The number of lower capsules."""
+    """Raise an error that names a wrong argument, what came and what is allowed; return the number of children."""
     check_iters(iters)
     if V.ndim != 5 or 0 in V.shape:
         raise ValueError(f"V must have shape (n, l, i, j, d) with no empty axis, got {tuple(V.shape)}")

@@ -165,24 +165,32 @@ def vb_routing(
     beta_u: Tensor | float = 0.0,
     history: list[Posterior] | None = None,
 ) -> tuple[Tensor, Posterior]:
-    """Route children to parents.
+    r"""Route children to parents: Algorithm 1.
 
-    Arguments:
+    Args:
         a: activations of the children, ``n l i``, in [0, 1].
         V: their votes, ``n l i j d``.
-        child: ``l i`` (long), which lower capsule sits in slot i of field l; parents that see the same one compete.
+        child: which lower capsule sits in slot i of field l, ``l i`` of int64; parents that see the same one compete.
+        prior: the priors over $\pi$, $\mu$ and $\Lambda$, and with them the kind of precision.
         children: how many lower capsules there are; where not given, ``child`` is read, which makes a GPU wait.
-        prior: the priors over pi, mu and Lambda, and with them the kind of precision.
-        iters: how often q(pi, mu, Lambda) is updated.
-        activation: the rule for the logit. ``"released"``, as in the authors' code: ``beta_a - (exp(E[ln pi_j]) H_j +
-            beta_u)`` with the entropy ``H_j = D/2 ln(2 pi e) - E[ln|Lambda_j|]/2``. ``"paper"``, as printed:
-            ``beta_a - (beta_u + E[ln pi_j] + E[ln|Lambda_j|]) r_j``, in which agreement lowers the activation.
-        through: gradients go back through ``"all"`` iterations, or only through the ``"last"`` update of q(pi, mu,
-            Lambda), as if the responsibilities it used were given.
-        beta_a, beta_u: the offsets of that rule, a number or one per type ``j``.
+        iters: how often $q(\pi, \mu, \Lambda)$ is updated.
+        activation: the rule for the logit. ``"released"``, as in the authors' code:
+            $\beta_a - (e^{E[\ln \pi_j]} H_j + \beta_u)$ with the entropy
+            $H_j = \frac D2 \ln(2 \pi e) - \frac12 E[\ln|\Lambda_j|]$. ``"paper"``, as printed:
+            $\beta_a - (\beta_u + E[\ln \pi_j] + E[\ln|\Lambda_j|]) \, r_j$, in which agreement lowers the activation.
+        through: gradients go back through ``"all"`` iterations, or only through the ``"last"`` update of
+            $q(\pi, \mu, \Lambda)$, as if the responsibilities it used were given.
+        beta_a, beta_u: the offsets of that rule, a number or one for each type ``j``.
+        history: a list to which the posterior after every iteration is appended.
 
     Returns:
         The logit of each parent's activation, ``n l j``, before BatchNorm and sigmoid; and the posterior.
+
+    Example:
+        >>> a, V = torch.rand(8, 1, 20), torch.randn(8, 1, 20, 5, 16)  # 20 children vote for 5 parents, in one field
+        >>> logit, q = vb_routing(a, V, torch.arange(20)[None], Prior(), iters=3)
+        >>> logit.shape, q.m.shape, q.elbo(a, V).total.shape
+        (torch.Size([8, 1, 5]), torch.Size([8, 1, 5, 16]), torch.Size([8]))
     """
     children = check_routing_inputs(a, V, child, children, iters)
     if activation not in ACTIVATIONS:
@@ -215,10 +223,11 @@ def vb_routing(
 
 
 def update_q_parameters(r: Tensor, a: Tensor, V: Tensor, p: PriorValues, precision: str) -> Posterior:
-    """Sufficient statistics and q*(pi, mu, Lambda).
+    r"""Return $q^*(\pi, \mu, \Lambda)$ for the responsibilities r, by its sufficient statistics.
 
-    The paper centres the scatter at the votes' mean v~_j and adds kappa0 r_j / kappa_j (v~_j - m0)(v~_j - m0)^T.
-    Centred at m_j it is the same matrix without 1/r_j, so a parent with r_j = 0 is the prior and not NaN.
+    The paper centres the scatter at the votes' mean $\tilde v_j$ and adds
+    $\frac{\kappa_0 r_j}{\kappa_j} (\tilde v_j - m_0)(\tilde v_j - m_0)^T$. Centred at $m_j$ it is the same matrix
+    without $1/r_j$, so a parent with $r_j = 0$ is the prior and not NaN.
     """
     R = r * a[..., None]  # n l i j
     r_j = R.sum(2)  # n l j
@@ -237,14 +246,17 @@ def update_q_parameters(r: Tensor, a: Tensor, V: Tensor, p: PriorValues, precisi
 
 
 def expected_logdet(q: Posterior, precision: str) -> Tensor:
-    """E[ln det Lambda_j], ``n l j``, for the prior's kind of precision."""
+    r"""Return $E[\ln \det \Lambda_j]$, ``n l j``, for the prior's kind of precision."""
     if precision == "gamma":
         return expected_logdet_gamma(q.psi.log(), q.nu)
     return expected_logdet_wishart(logdet(q.psi) if q.full else q.psi.log().sum(-1), q.nu, q.m.shape[-1])
 
 
 def expected_mahalanobis(V: Tensor, q: Posterior) -> Tensor:
-    """E[(v_ji - mu_j)^T Lambda_j (v_ji - mu_j)] = D/kappa_j + nu_j (v_ji - m_j)^T Psi_j (v_ji - m_j), ``n l i j``."""
+    r"""Return $E[(v_{ji} - \mu_j)^T \Lambda_j (v_{ji} - \mu_j)]$, ``n l i j``.
+
+    It is $D/\kappa_j + \nu_j (v_{ji} - m_j)^T \Psi_j (v_{ji} - m_j)$.
+    """
     X = V - q.m[..., None, :, :]
     if q.full:
         distance = torch.einsum("...ijd,...ijd->...ij", torch.einsum("...ijd,...jde->...ije", X, q.psi), X)
@@ -290,7 +302,20 @@ def check_prior(prior: Prior, types: int, dim: int) -> None:
 
 
 class VBRouting(nn.Module):
-    """``vb_routing`` with a prior and the learned offsets of its activation; the module keeps a copy of ``prior``."""
+    """`vb_routing` with a prior and the learned offsets of its activation.
+
+    Args:
+        types: how many types of parent there are.
+        dim: entries of a pose.
+        iters, activation, through: see `vb_routing`.
+        prior: the module keeps a copy of it; without one it is ``Prior(dim=dim)``.
+
+    Example:
+        >>> routing = VBRouting(types=5, iters=2, prior=Prior(alpha0=0.1, learn=["alpha0"]))
+        >>> logit, q = routing(torch.rand(8, 1, 20), torch.randn(8, 1, 20, 5, 16), torch.arange(20)[None])
+        >>> sorted(name for name, _ in routing.named_parameters())
+        ['beta_a', 'beta_u', 'prior.alpha0_raw']
+    """
 
     def __init__(
         self,
