@@ -58,12 +58,8 @@ CHOICES = (
     "zoom=0.2",
     "stretch=0.2",
     "rotate=15 zoom=0.2 stretch=0.2 resample=bicubic",
-    "sharpness=1",
     "cutout=0",
-    "cutout=8 cutouts=3",
-    "paste=yes",
     "mixup=0",
-    "smoothing=0.1",
     "optimiser=adam lr=0.006 weight_decay=0",
     "optimiser=adamw lr=0.006 weight_decay=0.05",
     # what the network sees
@@ -132,7 +128,7 @@ def recipe_of(arguments: argparse.Namespace) -> Recipe:
         raise ValueError(f"held must be above 0 and at most 0.9, got {arguments.held:g}")
     if arguments.workers < 1:
         raise ValueError(f"workers must be at least 1, got {arguments.workers}")
-    return dataclasses.replace(recipe(arguments.base), epochs=arguments.epochs, warmup=arguments.epochs / 10)
+    return recipe(arguments.base).with_epochs(arguments.epochs)
 
 
 def jobs_of(base: Recipe, arguments: argparse.Namespace, choices: Sequence[str], until: float = math.inf) -> list[Job]:
@@ -207,7 +203,7 @@ def changed(base: Recipe, choice: str) -> Recipe:
                 fields |= given({name: parser_of(kinds[name])(value)})
             except typer.BadParameter as error:
                 raise ValueError(f"{word!r}: {error.message}") from None
-    return dataclasses.replace(base, **fields)
+    return base.with_fields(**fields)
 
 
 def run(job: Job) -> dict[str, Any] | None:

@@ -71,7 +71,7 @@ def check(folder: Path, unfinished: bool, dirty: bool) -> None:
     if recipe.data is not None:
         raise RunError(f"{folder} was trained on images of your own, which nobody else has")
     if recipe.name not in RECIPES:
-        raise RunError(f"{folder} is of {recipe.name!r}, which is no recipe: no command would make it again")
+        raise RunError(f"{folder} is a run of {recipe.name!r}, which recipes.py does not have: no command repeats it")
     if not (folder / "result.json").exists() and not unfinished:
         raise RunError(f"{folder} is not finished: resume it, or record it as a failure with --unfinished")
     environments = [read_json(folder / "environment.json")]

@@ -21,8 +21,8 @@ import vbcaps.data
 from vbcaps.cli import main as cli
 from vbcaps.cli import progress
 from vbcaps.cli.flags import NOT_FLAGS
-from vbcaps.cli.main import ABOUT, app
-from vbcaps.data import read_image
+from vbcaps.cli.main import app
+from vbcaps.data import FACTS, read_image
 from vbcaps.figures import run as pictures
 from vbcaps.training.checkpoint import RunError, load_weights, pack_weights, read_recipe
 from vbcaps.training.loop import Event, Interrupted, evaluate, fit, prepare
@@ -582,17 +582,15 @@ def test_recipes_are_listed_with_the_papers_numbers():
 
 
 def test_what_is_said_of_a_dataset_is_true_of_its_images():
-    assert tuple(ABOUT) == vbcaps.data.DATASETS
-    sample = vbcaps.data.load("sample")
-    channels, classes, side, what = ABOUT["sample"]
-    assert sample.train.images.shape[1:] == (channels, side, side)
-    assert len(sample.classes) == classes
-    assert what.startswith(f"{len(sample.train.labels) + len(sample.test.labels):,} ")
+    sample, facts = vbcaps.data.load("sample"), FACTS["sample"]
+    assert sample.train.images.shape[1:] == (facts.channels, facts.side, facts.side)
+    assert len(sample.classes) == facts.classes
+    assert facts.about.startswith(f"{len(sample.train.labels) + len(sample.test.labels):,} ")
 
 
 def test_data_list_check_and_fetch(tmp_path, monkeypatch):
     said = run("data", "list")
-    for name in vbcaps.data.DATASETS:
+    for name in FACTS:
         assert name in said
     assert str(tmp_path / "data") in said
     assert "in elsewhere" in run("data", "list", "--data-folder", "elsewhere")

@@ -10,7 +10,7 @@ import official_files as official
 import pytest
 import torch
 
-from vbcaps.data import DATASETS, DataError, Dataset, Split, data_folder, hold_out, load, viewpoints
+from vbcaps.data import FACTS, DataError, Dataset, Split, data_folder, hold_out, load, viewpoints
 from vbcaps.data import official as table
 from vbcaps.data.cifar10 import read_pickle
 from vbcaps.data.resize import resize
@@ -278,7 +278,7 @@ def test_arrays_with_objects_are_refused(tmp_path):
 
 
 def test_missing_files_say_what_to_do(tmp_path):
-    for name in DATASETS[1:]:
+    for name in list(FACTS)[1:]:
         with pytest.raises(DataError, match=r"is missing.*vbcaps data fetch .*by hand"):
             load(name, tmp_path)
 

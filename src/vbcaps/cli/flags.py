@@ -48,7 +48,7 @@ def changed(name: str, fields: dict[str, Any]) -> Recipe:
         )
     recipe = RECIPES[name]()
     try:
-        return dataclasses.replace(recipe, **_left_behind(recipe, fields) | fields)
+        return recipe.with_fields(**_left_behind(recipe, fields) | fields)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint=f"recipe '{name}'") from error
 

@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from vbcaps.cli.report import complain, console, draw, percent, say, say_evaluation, table
+from vbcaps.data import FACTS
 
 if TYPE_CHECKING:
     import torch
@@ -29,16 +30,6 @@ app.add_typer(data_app, name="data")
 
 RUNS = Path("runs")
 DRAWN = 60  # images in the picture of `predict`
-# Channels, classes and side of the training images of each dataset, and what it is: known without its files.
-ABOUT = {
-    "sample": (1, 10, 28, "9,000 images of Fashion-MNIST, in the package"),
-    "smallnorb": (2, 5, 48, "48,600 stereo pairs of 50 toys, resized from 96x96"),
-    "fashion-mnist": (1, 10, 28, "70,000 articles of clothing"),
-    "mnist": (1, 10, 28, "70,000 handwritten digits"),
-    "affnist": (1, 10, 28, "MNIST to train, digits under affine maps to test"),
-    "svhn": (3, 10, 32, "99,289 house numbers, the core training set"),
-    "cifar10": (3, 10, 32, "60,000 small photographs"),
-}
 
 DataFolder = Annotated[
     Path | None,
@@ -168,7 +159,7 @@ def own_images(
 
 def side_of(recipe: "Recipe") -> int:
     """Of the images that its view crops or frames."""
-    return recipe.image_size or (recipe.crop if recipe.data else ABOUT[recipe.dataset][2])
+    return recipe.image_size or (recipe.crop if recipe.data else FACTS[recipe.dataset].side)
 
 
 @app.command()
@@ -216,7 +207,7 @@ def recipes(
     ] = None,
 ) -> None:
     """List the recipes: one for each experiment of the paper, with its error, and the default; or show one."""
-    from vbcaps.training.recipes import RECIPES, paper, parameters
+    from vbcaps.training.recipes import EXPERIMENTS, RECIPES, parameters
 
     if recipe is not None:
         show_recipe(recipe)
@@ -229,7 +220,9 @@ def recipes(
         network = ",".join(map(str, one.arch)) + ("" if one.stem == "conv" else f" {one.stem}")
         twin = f" / {RECIPES[f'{name}_fast']().epochs}" if f"{name}_fast" in RECIPES else ""
         routing = one.routing if one.network == "caps" else f"none: {one.network}"
-        rows.add_row(name, network, routing, f"{parameters(name):,}", f"{one.epochs}{twin}", paper(name) or "")
+        rows.add_row(
+            name, network, routing, f"{parameters(name):,}", f"{one.epochs}{twin}", EXPERIMENTS[name].paper or ""
+        )
     say(rows, "paper: its test error in %. After the slash, the epochs of a fast twin in larger batches: NAME_fast.")
 
 
@@ -256,9 +249,9 @@ def list_data(data_folder: DataFolder = None) -> None:
 
         folder = data.data_folder(data_folder)
         rows = table("dataset", "what", "files")
-        for name, (*_, what) in ABOUT.items():
+        for name, facts in FACTS.items():
             there = "in the package" if name == "sample" else "yes" if (folder / name).is_dir() else "no"
-            rows.add_row(name, what, there)
+            rows.add_row(name, facts.about, there)
         say(rows, f"files lie in {folder}, a folder for each dataset; `vbcaps data fetch DATASET` fetches them")
 
 
@@ -328,9 +321,9 @@ def check_device(name: str) -> "torch.device":
 def known_dataset(name: str) -> str:
     from vbcaps.training.recipe import nearest
 
-    if name not in ABOUT:
+    if name not in FACTS:
         raise typer.BadParameter(
-            f"there is no dataset {name!r}{nearest(name, ABOUT)} (`vbcaps data list`)", param_hint="DATASET"
+            f"there is no dataset {name!r}{nearest(name, FACTS)} (`vbcaps data list`)", param_hint="DATASET"
         )
     return name
 

@@ -5,13 +5,16 @@ be captured in a CUDA graph. Axes: n image, c channel, y x pixel.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from vbcaps.data.dataset import Split
+from vbcaps.removed import without_removed
 
 STANDARDISE = ("image", "crop", "dataset", "none")
 FILL = ("black", "mean", "edge")
@@ -39,11 +42,8 @@ class View:
             the same; 0 is off.
         resample: how such images are read between pixels. "bilinear" blurs them, and images in a test are not blurred;
             "bicubic" hardly does, and goes beyond 0 and 1 at edges.
-        sharpness: in training, the distance of the crop to a blurred one (1 2 1 in both directions, its edge continued)
-            is scaled by a factor from 1 - s to 1 + s; 0 is off.
-        cutout, cutouts: in training, a square of so many pixels a side, anywhere, is set to what standardised images
-            are on average, 0; it may lie partly outside. 0 is off. And how many such squares, which may overlap.
-        paste: leave the squares to ``mixup``, which fills them from another image; ``outside_squares`` says where.
+        cutout: in training, a square of so many pixels a side, anywhere, is set to 0, the mean of a standardised image;
+            the square may lie partly outside the crop. 0 is off.
         fill: what lies outside the image: "black" (pad, then standardise, as the released code does), the "mean"
             (standardise, then pad with zeros, as the paper says), or what is at its "edge".
         mean, std: of the training set for ``standardise="dataset"``; ``fit`` measures them.
@@ -60,10 +60,7 @@ class View:
     zoom: float = 0.0
     stretch: float = 0.0
     resample: str = "bilinear"
-    sharpness: float = 0.0
     cutout: int = 0
-    cutouts: int = 1
-    paste: bool = False
     fill: str = "black"
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
@@ -81,20 +78,23 @@ class View:
             raise ValueError(f"fill must be one of {FILL}, got {self.fill!r}")
         if self.resample not in RESAMPLE:
             raise ValueError(f"resample must be one of {RESAMPLE}, got {self.resample!r}")
-        for name in ("brightness", "contrast", "sharpness"):
+        for name in ("brightness", "contrast"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
         for name, most in (("rotate", 180), ("zoom", 0.9), ("stretch", 0.9), ("cutout", self.crop)):
             if not 0 <= getattr(self, name) <= most:
                 raise ValueError(f"{name} must be from 0 to {most}, got {getattr(self, name)}")
-        if self.cutouts < 1:
-            raise ValueError(f"cutouts must be at least 1, got {self.cutouts}")
         if self.place and self.pad:
             raise ValueError(f"place finds its own frame: pad must be 0 with it, got {self.pad}")
         if self.fill == "mean" and (self.place or self.standardise == "crop"):
             raise ValueError('fill="mean" cannot be had with place or standardise="crop": there the frame is image too')
         if len(self.mean) != len(self.std) or not all(s > 0 for s in self.std):
             raise ValueError(f"mean and std must have one value for each channel, std above 0: {self.mean}, {self.std}")
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "View":
+        """Return the view in the header of a weights file; it may have fields of an earlier version that are off."""
+        return cls(**without_removed(fields))
 
     def fit(self, split: Split) -> "View":
         """This view; where it standardises by the dataset, with the statistics of ``split``."""
@@ -110,13 +110,8 @@ class View:
     @property
     def draws(self) -> int:
         """How many uniform numbers an image takes in ``train``: top, left, flip, then what is on of the others."""
-        once = (self.brightness, self.contrast, self.rotate, self.zoom, self.stretch, self.sharpness)
-        return 2 + self.flip + sum(strength > 0 for strength in once) + 2 * self.squares
-
-    @property
-    def squares(self) -> int:
-        """How many there are; two numbers each, the last of all that are drawn."""
-        return self.cutouts if self.cutout > 0 else 0
+        once = (self.brightness, self.contrast, self.rotate, self.zoom, self.stretch)
+        return 2 + self.flip + sum(strength > 0 for strength in once) + 2 * (self.cutout > 0)
 
     def train(self, images: Tensor, u: Tensor) -> Tensor:
         """Training input ``n c crop crop`` from bytes ``n c y x`` and uniform numbers in [0, 1), ``n draws``."""
@@ -139,18 +134,8 @@ class View:
         if self.contrast > 0:
             mean = x.mean((1, 2, 3), keepdim=True)
             x = (mean + (x - mean) * self._factor(next(draw), self.contrast)).clamp(0, 1)
-        if self.sharpness > 0:
-            x = torch.lerp(_blurred(x), x, self._factor(next(draw), self.sharpness))
         x = self._standard(x, images, inside)
-        return x * self.outside_squares(u) if self.squares and not self.paste else x
-
-    def outside_squares(self, u: Tensor) -> Tensor:
-        """0 in the squares of ``train`` with these numbers, 1 elsewhere: ``n 1 y x``."""
-        at = u[:, u.shape[1] - 2 * self.squares :].unbind(1)
-        keep = torch.ones(1, device=u.device)
-        for down, across in zip(at[::2], at[1::2], strict=True):
-            keep = keep * self._outside_square(down, across)
-        return keep
+        return x * self._outside_square(next(draw), next(draw)) if self.cutout > 0 else x
 
     def test(self, images: Tensor) -> Tensor:
         """The central ``n c crop crop``; a smaller image gets a frame."""
@@ -267,20 +252,15 @@ class View:
 
 
 def mixup(x: Tensor, y: Tensor, share: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Images ``n c y x`` of which each has a ``share``, ``n 1 1 1`` or of every pixel ``n 1 y x``, of another's, and
-    what share of a label each then has of each class: ``n classes``. Neighbours are blended, two by two: a batch dealt
-    out to processes gives the same, where each has an even number. A last one without a neighbour stays as it is.
+    """Blend each image of ``n c y x`` with its neighbour, which makes up ``share`` (``n 1 1 1``) of the result; return
+    the images and the share of each class in their labels, ``n classes``.
+
+    Neighbours are blended two by two, so that a batch dealt out to processes gives the same where each process has an
+    even number. A last image without a neighbour stays as it is.
     """
     other = (torch.arange(len(y), device=y.device) ^ 1).clamp(max=len(y) - 1)
     label = F.one_hot(y, classes).to(x.dtype)
-    return torch.lerp(x, x[other], share), torch.lerp(label, label[other], share.mean((2, 3)))
-
-
-def _blurred(x: Tensor) -> Tensor:
-    """Each pixel the mean of itself, twice, and its neighbours, by rows and by columns."""
-    x = F.pad(x, (1, 1, 1, 1), mode="replicate")
-    x = (x[..., :-2, :] + 2 * x[..., 1:-1, :] + x[..., 2:, :]) / 4
-    return (x[..., :-2] + 2 * x[..., 1:-1] + x[..., 2:]) / 4
+    return torch.lerp(x, x[other], share), torch.lerp(label, label[other], share[:, :, 0, 0])
 
 
 def _channels(values: tuple[float, ...], like: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from pathlib import Path
 from vbcaps.data.affnist import affnist
 from vbcaps.data.cifar10 import cifar10
 from vbcaps.data.dataset import DataError, Dataset, data_folder
+from vbcaps.data.facts import FACTS
 from vbcaps.data.folder import image_folder
 from vbcaps.data.mnist import fashion_mnist, mnist
 from vbcaps.data.resize import resize_dataset
@@ -22,7 +23,6 @@ LOADERS: dict[str, Callable[..., Dataset]] = {
     "svhn": svhn,
     "cifar10": cifar10,
 }
-DATASETS = ("sample", *LOADERS)
 
 
 def load(name: str | Path, folder: str | Path | None = None, size: int | None = None, whole: bool = False) -> Dataset:
@@ -41,6 +41,6 @@ def load(name: str | Path, folder: str | Path | None = None, size: int | None = 
         return resize_dataset(LOADERS[str(name)](data_folder(folder) / name), size)
     if Path(name).is_dir():
         return image_folder(Path(name), size, whole)
-    near = difflib.get_close_matches(str(name), DATASETS, 1)
+    near = difflib.get_close_matches(str(name), FACTS, 1)
     hint = f" (nearest: {near[0]})" if near else ""
-    raise DataError(f"{str(name)!r} is neither a dataset nor a folder{hint}: datasets are {', '.join(DATASETS)}")
+    raise DataError(f"{str(name)!r} is neither a dataset nor a folder{hint}: datasets are {', '.join(FACTS)}")

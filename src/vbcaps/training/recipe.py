@@ -8,6 +8,9 @@ import typing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from vbcaps.data.facts import FACTS
+from vbcaps.removed import without_removed
+
 if TYPE_CHECKING:  # PyTorch takes seconds to import, and a recipe can be listed, changed and checked without
     from vbcaps.data import View
     from vbcaps.models import Network
@@ -15,7 +18,7 @@ if TYPE_CHECKING:  # PyTorch takes seconds to import, and a recipe can be listed
 
 # A test holds these words to the modules that give them a meaning.
 CHOICES: dict[str, tuple[str, ...]] = dict(
-    dataset=("sample", "smallnorb", "fashion-mnist", "mnist", "affnist", "svhn", "cifar10"),
+    dataset=tuple(FACTS),
     network=("caps", "cnn"), stem=("conv", "residual"), routing=("vb", "em", "dynamic"),
     activation=("released", "paper"), through=("all", "last"), precision=("gamma", "wishart", "full"),
     learn=("alpha0", "m0", "kappa0", "Psi0", "nu0"), init=("glorot", "identity"),
@@ -28,8 +31,8 @@ CHOICES: dict[str, tuple[str, ...]] = dict(
 # Number fields: the smallest and the largest value allowed.
 RANGES: dict[str, tuple[float, float]] = dict(
     validation=(0, 0.9), split=(0, 2**32 - 1), match=(0, 1), image_size=(8, 1024), seed=(0, 2**32 - 1),
-    crop=(20, 256), pad=(0, 64), brightness=(0, 1), contrast=(0, 1), sharpness=(0, 1), rotate=(0, 180), zoom=(0, 0.9),
-    stretch=(0, 0.9), cutout=(0, 256), cutouts=(1, 16), mixup=(0, 0.5), smoothing=(0, 0.9), iters=(1, 100),
+    crop=(20, 256), pad=(0, 64), brightness=(0, 1), contrast=(0, 1), rotate=(0, 180), zoom=(0, 0.9),
+    stretch=(0, 0.9), cutout=(0, 256), mixup=(0, 0.5), iters=(1, 100),
     temperature=(1e-6, 1e6), min_var=(1e-9, 1e6), gain=(1e-3, 1e3), noise=(0, 1), batch=(1, 65536), epochs=(1, 100_000),
     lr=(0, 100), momentum=(0, 0.9999), weight_decay=(0, 1), warmup=(0, 100_000), decay=(0, 1), final=(0, 1),
     ema=(0, 0.999999), save_seconds=(0, math.inf),
@@ -78,10 +81,7 @@ class Recipe:
     zoom: float = _field(0.0, "enlarge or reduce training images at random, up to this share; 0: off")
     stretch: float = _field(0.0, "make training images wider and lower, or the reverse, up to this share; 0: off")
     resample: str = _field("bilinear", "how turned, enlarged or stretched images are read between pixels")
-    sharpness: float = _field(0.0, "blur or sharpen training images at random, up to this share; 0: off")
     cutout: int = _field(0, "side of a square of training images, anywhere, that is blanked; 0: off")
-    cutouts: int = _field(1, "how many such squares")
-    paste: bool = _field(False, "nll: fill such squares from another image, which has its share of the label")
     mixup: float = _field(0.0, "nll: blend a training image and its label with another's, up to this share; 0: off")
 
     network: str = _field("caps", "capsules, or a plain CNN beside them: convolutions in the same fields")
@@ -110,7 +110,6 @@ class Recipe:
 
     loss: str = _field("nll", "negative log likelihood, or spread (its margin grows from 0.2 to 0.9 in half the run)")
     loss_on: str = _field("activations", "softmax of the activations, as released, or of scaled logits")
-    smoothing: float = _field(0.0, "nll: how much of a label goes to all classes alike")
     batch: int = _field(32, "images in a step, of all processes together")
     epochs: int = _field(350, "passes over the training images; an incomplete last batch is left out")
     optimiser: str = _field("adam", "Adam, AdamW, SGD with momentum, or Muon (AdamW for what is no matrix)")
@@ -167,14 +166,8 @@ class Recipe:
             raise ValueError(f"network='cnn' has logits alone: loss_on must be 'logits', got {self.loss_on!r}")
         if self.loss == "spread" and self.loss_on != "activations":
             raise ValueError(f"loss='spread' is of activations, got loss_on={self.loss_on!r}")
-        if self.loss == "spread" and self.smoothing:
-            raise ValueError(f"smoothing belongs to loss='nll', got smoothing={self.smoothing} with loss='spread'")
-        for field in ("mixup", "paste"):
-            value = getattr(self, field)
-            if self.loss == "spread" and value:
-                raise ValueError(f"{field} belongs to loss='nll', got {field}={value} with loss='spread'")
-        if (self.paste or self.cutouts != 1) and not self.cutout:
-            raise ValueError(f"{'paste' if self.paste else 'cutouts'} needs squares: cutout must be above 0")
+        if self.loss == "spread" and self.mixup:
+            raise ValueError(f"mixup belongs to loss='nll', got mixup={self.mixup} with loss='spread'")
         if self.resample != "bilinear" and not (self.rotate or self.zoom or self.stretch):
             raise ValueError(f"resample={self.resample!r} needs images that are turned: rotate, zoom or stretch")
         if self.cutout > self.crop:
@@ -205,8 +198,7 @@ class Recipe:
         return View(
             crop=self.crop, pad=self.pad, standardise=self.standardise, flip=self.flip, place=self.place,
             brightness=self.brightness, contrast=self.contrast, rotate=self.rotate, zoom=self.zoom,
-            stretch=self.stretch, resample=self.resample, sharpness=self.sharpness, cutout=self.cutout,
-            cutouts=self.cutouts, paste=self.paste, fill=self.fill,
+            stretch=self.stretch, resample=self.resample, cutout=self.cutout, fill=self.fill,
         )  # fmt: skip
 
     def prior(self) -> "Prior":
@@ -231,6 +223,31 @@ class Recipe:
             init=self.init, gain=self.gain, noise=self.noise, norm_pose=self.norm_pose,
             logit_scale=self.loss_on == "logits", backend=self.backend,
         )  # fmt: skip
+
+    def with_epochs(self, epochs: int) -> "Recipe":
+        """Return this recipe with another number of epochs and a schedule that is stretched or shortened with it.
+
+        Warm-up and milestones keep their share of the run; milestones that fall on one epoch become one. The average of
+        weights (``ema``) needs no change: it reaches back over a ninth of the steps done at most (``average_share``).
+
+        >>> recipe = Recipe(epochs=200, schedule="steps", milestones=(80, 120, 160), warmup=10.0).with_epochs(20)
+        >>> recipe.epochs, recipe.milestones, recipe.warmup
+        (20, (8, 12, 16), 1.0)
+        """
+        _check_type("epochs", epochs, int)
+        milestones = {max(round(milestone * epochs / self.epochs), 1) for milestone in self.milestones}
+        warmup = round(self.warmup * epochs / self.epochs, 9)  # 6.8, not 6.800000000000001
+        return dataclasses.replace(self, epochs=epochs, warmup=warmup, milestones=tuple(sorted(milestones)))
+
+    def with_fields(self, **fields: Any) -> "Recipe":
+        """Return this recipe with other fields, as `vbcaps train` does: with ``epochs``, the schedule follows
+        (``with_epochs``) but for fields of it that are given as well.
+
+        >>> Recipe(epochs=100, warmup=10.0).with_fields(epochs=20, lr=0.1).warmup
+        2.0
+        """
+        base = self.with_epochs(fields["epochs"]) if "epochs" in fields else self
+        return dataclasses.replace(base, **fields)
 
     def learning_rate(self, step: int, steps: int) -> float:
         """Of ``step``, counted from 0 over the whole run, with ``steps`` in an epoch."""
@@ -257,7 +274,8 @@ class Recipe:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Recipe":
-        kinds = field_types()
+        """Return the recipe of a run or weights file, which may name fields of an earlier version that are off."""
+        kinds, fields = field_types(), without_removed(fields)
         for field in fields:
             if field not in kinds:
                 raise ValueError(f"a recipe has no field {field!r}{nearest(field, kinds)}")
