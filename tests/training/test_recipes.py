@@ -37,7 +37,7 @@ def test_the_choices_are_those_of_the_modules_that_know_them():
         stem=models.STEMS, routing=tuple(ROUTINGS), activation=vb.ACTIVATIONS, through=vb.THROUGH,
         precision=prior.PRECISIONS, learn=prior.NAMES, init=layers.INITS, backend=route.BACKENDS, loss_on=losses.NLL_ON,
         standardise=augment.STANDARDISE, fill=augment.FILL, resample=augment.RESAMPLE,
-        viewpoint=tuple(sorted(splits.FAMILIAR)), hold_out=splits.HELD, dataset=("sample", *catalogue.LOADERS),
+        viewpoint=tuple(sorted(splits.FAMILIAR_VIEWS)), hold_out=splits.HELD, dataset=("sample", *catalogue.LOADERS),
     )  # fmt: skip
     assert {field: CHOICES[field] for field in theirs} == theirs
     assert RANGES["crop"] == (models.IMAGE_SIZES[0], models.IMAGE_SIZES[-1])

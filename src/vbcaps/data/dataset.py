@@ -32,17 +32,19 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class Dataset:
-    """Two splits, the names of the classes, and ``source``: the original files, or in which way they are not."""
+    """Two or three splits, the names of the classes, and ``source``: the original files, or how the data differ."""
 
     name: str
     train: Split
     test: Split
     classes: tuple[str, ...]
     source: str
+    validation: Split | None = None  # only where your own images have a folder for it
 
     def __post_init__(self) -> None:
-        for which, split in (("training", self.train), ("test", self.test)):
-            check_split(split, len(self.classes), f"{self.name}, {which} set")
+        for which, split in (("training", self.train), ("test", self.test), ("validation", self.validation)):
+            if split is not None:
+                check_split(split, len(self.classes), f"{self.name}, {which} set")
 
 
 def check_split(split: Split, classes: int, where: str) -> None:
