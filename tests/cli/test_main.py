@@ -9,6 +9,7 @@ import subprocess
 import sys
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,8 +20,9 @@ from typer.testing import CliRunner
 
 import vbcaps.data
 from vbcaps.cli import main as cli
-from vbcaps.cli import progress
+from vbcaps.cli import progress, report
 from vbcaps.cli.flags import NOT_FLAGS
+from vbcaps.cli.help import FRAMED
 from vbcaps.cli.main import app
 from vbcaps.data import FACTS, read_image
 from vbcaps.figures import run as pictures
@@ -32,7 +34,16 @@ from vbcaps.weights import shipped
 
 SHAPES = ("circle", "square", "triangle")
 SETTINGS = dict(
-    arch="16,4,4,4", crop="20", pad="1", iters="2", batch="8", lr="0.01", loss_on="logits", warmup="0", device="cpu"
+    arch="16,4,4,4",
+    crop="20",
+    pad="1",
+    iters="2",
+    batch="8",
+    lr="0.01",
+    loss_on="logits",
+    warmup="0",
+    validation="0",
+    device="cpu",
 )  # 20x20 is the smallest image a network takes
 
 
@@ -298,18 +309,20 @@ def test_predict_takes_the_newest_run(few):
     assert ", ".join(shipped.names()) in " ".join(said.split())
     for seed in (0, 1):
         run("train", "--data", few, *SMALL, "--epochs", 1, "--seed", seed, "--quiet")
-    os.utime("runs/shapes-0/last.safetensors", (2e9, 2e9))
-    assert "by runs/shapes-0/last.safetensors" in run("predict", few / "circle" / "0.png")
+    os.utime("runs/shapes-1/last.safetensors", (2e9, 2e9))
+    assert "by runs/shapes-1/last.safetensors" in run("predict", few / "circle" / "0.png")
+    assert "by runs/shapes-2/last.safetensors" in run("predict", few / "circle" / "0.png", "--weights", "runs/latest")
+    assert "runs/shapes-2 is finished" in run("train", "--resume", "runs/latest")
 
 
 def test_quiet_says_nothing_and_no_run_overwrites_another(few):
     quick = ("train", "--data", few, *SMALL, "--epochs", 1, "--quiet")
     for _ in range(2):
         assert run(*quick) == ""
-    assert sorted(path.name for path in Path("runs").iterdir()) == ["shapes-0", "shapes-0-2"]
-    before = Path("runs/shapes-0/result.json").read_bytes()
-    assert "already holds a run" in run(*quick, "--out", "runs/shapes-0", code=1)
-    assert Path("runs/shapes-0/result.json").read_bytes() == before
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["latest", "shapes-1", "shapes-2"]
+    before = Path("runs/shapes-1/result.json").read_bytes()
+    assert "already holds a run" in run(*quick, "--out", "runs/shapes-1", code=1)
+    assert Path("runs/shapes-1/result.json").read_bytes() == before
 
 
 def test_seeds_are_named_and_averaged(few):
@@ -330,7 +343,7 @@ def test_seeds_are_named_and_averaged(few):
 
 def test_a_validation_share_leaves_the_test_set_alone_and_its_best_weights_are_used(few):
     said = run("train", "--data", few, *SMALL, "--epochs", 2, "--validation", 0.25, "--out", "run")
-    assert "validation error" in said
+    assert "lowest validation error" in said
     assert "test:" not in said
     assert {path.name for path in Path("run").glob("*.png")} == {"curves.png", "predictions.png"}
     assert "by run/best.safetensors" in run("predict", few / "circle" / "0.png", "--weights", "run")
@@ -352,7 +365,7 @@ def test_interrupted_it_says_how_to_go_on_and_going_on_ends_the_run(few):
     with subprocess.Popen([*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            if "epoch" in line:
+            if line.startswith("epoch"):
                 break
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
@@ -367,7 +380,7 @@ def test_interrupted_it_says_how_to_go_on_and_going_on_ends_the_run(few):
     assert "another recipe" in message
     assert "lr was 0.01, is now 0.03" in message
     assert "another recipe" in run("train", "smallnorb", "--resume", "run", code=1)
-    assert "leave --out away" in run("train", "--resume", "run", "--out", "other", code=2)
+    assert "--out cannot be used with --resume" in run("train", "--resume", "run", "--out", "other", code=2)
     assert not Path("run/result.json").exists()
 
 
@@ -446,7 +459,7 @@ def broken_folders(folder: Path) -> dict[str, str]:
         "one": "has one class only",
         "hollow": "star: has no images",
         "unreadable": "1.png: cannot be read as an image",
-        "missing": "neither a dataset nor a folder",
+        "missing": "missing is not a folder",
     }
 
 
@@ -552,11 +565,10 @@ def test_every_flag_becomes_its_field(monkeypatch):
         ("loss_on", "--loss-on activations", "activations"),
         ("nu0", "--nu0 20", 20.0),
         ("nu0", "--nu0 none", None),
-        ("data", "--data my/images", "my/images"),
         ("validation", "--validation 0.1", 0.1),
     ):
         run("train", "--device", "cpu", *words.split())
-        assert seen[-1] == dataclasses.replace(base, **{field: value})
+        assert seen[-1] == base.with_fields(**{field: value})
 
 
 def test_a_recipe_is_shown_with_the_fields_that_it_uses():
@@ -576,9 +588,9 @@ def test_recipes_are_listed_with_the_papers_numbers():
     said = run("recipes")
     for name in RECIPES:
         assert f"{name.removesuffix('_fast')} " in said
-    assert "smallnorb 64,16,16,16 vb 169,802 350 / 100 1.6 ± 0.06" in said
+    assert "smallnorb 64,16,16,16 vb 169,802 350/100 1.6 ± 0.06" in said
     assert "cifar10_residual 64,16,32,32 residual vb" in said
-    assert "affnist_cnn 64,64,72,72 none: cnn 169,082" in said
+    assert "affnist_cnn 64,64,72,72 cnn 169,082" in said
 
 
 def test_what_is_said_of_a_dataset_is_true_of_its_images():
@@ -663,3 +675,46 @@ def test_the_example_runs():
     for name in ("vb ", "em ", "dynamic "):
         assert f"{name} " in ended.stdout
     assert "nats learned" in ended.stdout
+
+
+def test_own_images_are_tried_as_they_come(few):
+    """Nothing but a folder: what was chosen is said and recorded; each choice can be made otherwise."""
+    said = run("train", "--data", few, "--epochs", 2, "--arch", "8,2,2,2", "--device", "cpu")
+    assert "3 classes (circle, square, triangle): 15 images to train on, 3 to choose the best epoch, 6 to test" in said
+    assert "network input 28x28 (the shorter side of the images is 24, in the median)" in said
+    assert "batches of 8 and 2 epochs" in said
+    assert "test: error" in said
+    recipe = read_recipe(Path("runs/latest"))
+    assert (recipe.flip, recipe.validation, recipe.crop, recipe.batch) == (False, 0.2, 28, 8)
+    assert Path("runs/shapes-1/best.safetensors").exists()
+    own = ("--flip", "--validation", 0.25, "--crop", 20, "--batch", 4, "--out", "own", "--quiet")
+    assert run("train", "--data", few, "--epochs", 1, "--arch", "8,2,2,2", "--device", "cpu", *own) == ""
+    recipe = read_recipe(Path("own"))
+    assert (recipe.flip, recipe.validation, recipe.crop, recipe.batch, recipe.test) == (True, 0.25, 20, 4, False)
+
+
+def test_a_network_that_knows_its_images_by_heart_is_told_of():
+    result = SimpleNamespace(
+        seed=0, test=None, familiar=None, validation=0.4, best_epoch=3, train_error=0.0, recipe=RECIPES["default"](),
+        weights=Path("w"), folder=Path("run"), epochs=4, seconds=1.0, parameters=7,
+    )  # fmt: skip
+    result.recipe = dataclasses.replace(result.recipe, brightness=0.3, flip=False)
+    for train_error, told in ((0.0, True), (0.3, False), (0.19, True)):
+        result.train_error = train_error
+        with report.console.capture() as captured:
+            report.say_results([result])
+        assert ("learned its training images by heart" in captured.get()) == told
+    result.train_error = 0.0
+    assert "--rotate 10 --zoom 0.2 --mixup 0.5 changes them" in report.by_heart(result)
+    assert "--flip" in report.by_heart(result)
+
+
+@pytest.mark.parametrize("words", ["", "train", "eval", "predict", "recipes", "data", "data list"])
+@pytest.mark.parametrize("width", [50, 60, 80, 120])
+def test_help_names_every_flag_whole_and_no_type_of_a_switch(words, width):
+    result = CliRunner().invoke(app, [*words.split(), "--help"], env={"COLUMNS": str(width)})
+    assert "bool" not in result.output
+    assert width < FRAMED or max(map(len, result.output.splitlines())) <= width  # the runner wraps plain text at 80
+    if words == "train":
+        for field in dataclasses.fields(Recipe):
+            assert field.name in NOT_FLAGS or flag(field.name) in result.output
