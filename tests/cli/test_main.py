@@ -644,7 +644,10 @@ def test_progress_in_a_terminal_and_elsewhere(monkeypatch, terminal):
         display(event("end", step=10))
     shown = screen.getvalue()
     assert "seed 4  something [of] note" in shown
-    assert "epoch 2/3  loss 1.250  error 12.50%  validation 25.00%  4,321 images/s  1 min 15 s left" in shown
+    assert (
+        "epoch 2/3  loss 1.250  training error 12.50%  validation error 25.00%  4,321 images/s  1 min 15 s left"
+        in shown
+    )
     assert ("\x1b[" in shown) == terminal
     assert "loss" not in live or terminal  # plain lines are for whole epochs, unless one takes long
 
@@ -680,13 +683,13 @@ def test_the_example_runs():
 def test_own_images_are_tried_as_they_come(few):
     """Nothing but a folder: what was chosen is said and recorded; each choice can be made otherwise."""
     said = run("train", "--data", few, "--epochs", 2, "--arch", "8,2,2,2", "--device", "cpu")
-    assert "3 classes (circle, square, triangle): 15 images to train on, 3 to choose the best epoch, 6 to test" in said
+    assert "3 classes (circle, square, triangle): 18 images to train on, 6 to test" in said
+    assert "too few images to choose the best by" in said
     assert "network input 28x28 (the shorter side of the images is 24, in the median)" in said
     assert "batches of 8 and 2 epochs" in said
     assert "test: error" in said
     recipe = read_recipe(Path("runs/latest"))
-    assert (recipe.flip, recipe.validation, recipe.crop, recipe.batch) == (False, 0.2, 28, 8)
-    assert Path("runs/shapes-1/best.safetensors").exists()
+    assert (recipe.flip, recipe.validation, recipe.crop, recipe.batch) == (False, 0.0, 28, 8)
     own = ("--flip", "--validation", 0.25, "--crop", 20, "--batch", 4, "--out", "own", "--quiet")
     assert run("train", "--data", few, "--epochs", 1, "--arch", "8,2,2,2", "--device", "cpu", *own) == ""
     recipe = read_recipe(Path("own"))
@@ -703,10 +706,15 @@ def test_a_network_that_knows_its_images_by_heart_is_told_of():
         result.train_error = train_error
         with report.console.capture() as captured:
             report.say_results([result])
-        assert ("learned its training images by heart" in captured.get()) == told
+        assert ("knows its training images by heart" in captured.get()) == told
     result.train_error = 0.0
-    assert "--rotate 10 --zoom 0.2 --mixup 0.5 changes them" in report.by_heart(result)
+    assert "far below the validation error" in report.by_heart(result)
+    assert "--rotate 10 --zoom 0.2 changes them" in report.by_heart(result)
     assert "--flip" in report.by_heart(result)
+    result.validation, result.test = None, SimpleNamespace(error=0.5)
+    assert not report.by_heart(result)  # a paper's dataset
+    result.recipe = dataclasses.replace(result.recipe, data="photos")
+    assert "far below the test error" in report.by_heart(result)
 
 
 @pytest.mark.parametrize("words", ["", "train", "eval", "predict", "recipes", "data", "data list"])

@@ -139,11 +139,11 @@ def say_results(results: Sequence["Result"]) -> None:
         name = f"seed {result.seed}: " if len(results) > 1 else ""
         for what, evaluation in (("test", result.test), ("familiar views", result.familiar)):
             if evaluation is not None:
-                say(f"{name}{sentence(evaluation, what)}")
+                say(f"{name}{tested(evaluation, what)}")
         if result.validation is not None:
             say(f"{name}lowest validation error: {percent(result.validation)}, in epoch {result.best_epoch}")
-            if result.validation > max(result.train_error + FAR, 2 * result.train_error):
-                say(name + by_heart(result))
+        if sentence := by_heart(result):
+            say(name + sentence)
         files = ", ".join([result.weights.name, *sorted(path.name for path in result.folder.glob("*.png"))])
         epochs = f"{result.epochs} epoch{'s' if result.epochs > 1 else ''}"
         say(f"{name}{epochs} in {duration(result.seconds)}, {result.parameters:,} parameters")
@@ -155,19 +155,26 @@ def say_results(results: Sequence["Result"]) -> None:
 
 
 def by_heart(result: "Result") -> str:
-    """Return what to do where a network knows its training images, and not their classes."""
-    r = result.recipe
-    still = [flag for flag, on in (("--rotate 10 --zoom 0.2", r.rotate or r.zoom), ("--brightness 0.3", r.brightness),
-                                   ("--mixup 0.5", r.mixup or r.loss != "nll")) if not on]  # fmt: skip
-    changes = f"; {' '.join(still)} changes them at random while it trains" if still else ""
-    mirror = "" if r.flip else "; so does --flip, if a mirrored image is still of its class"
+    """Return what to do if a network knows its training images and not their classes; an empty string if it does not.
+
+    The error on held-out images tells, or where there are none, and the images are the user's own, that on test images.
+    """
+    recipe, what, error = result.recipe, "validation", result.validation
+    if error is None and result.test is not None and recipe.data is not None:
+        what, error = "test", result.test.error
+    if error is None or error <= max(result.train_error + FAR, 2 * result.train_error):
+        return ""
+    flags = [("--rotate 10 --zoom 0.2", recipe.rotate or recipe.zoom), ("--brightness 0.3", recipe.brightness)]
+    unused = " ".join(flag for flag, used in flags if not used)
+    changes = f"; {unused} changes them at random" if unused else ""
+    mirror = "" if recipe.flip else "; so does --flip, if a mirrored image is still of its class"
     return (
-        f"training error {percent(result.train_error)} is far below the validation error: the network has learned its "
+        f"the training error, {percent(result.train_error)}, is far below the {what} error: the network knows its "
         f"training images by heart. More images help most{changes}{mirror}"
     )
 
 
-def sentence(evaluation: "Evaluation", what: str) -> str:
+def tested(evaluation: "Evaluation", what: str) -> str:
     low, high = evaluation.interval
     return (
         f"{what}: error {percent(evaluation.error)} (95% interval {percent(low)} to {percent(high)}), "
@@ -180,7 +187,7 @@ def say_evaluation(evaluation: "Evaluation", what: str) -> None:
     for row in evaluation.per_class:
         low, high = row["interval"]
         rows.add_row(row["name"], f"{row['count']:,}", percent(row["error"]), f"{percent(low)} to {percent(high)}")
-    say(rows, sentence(evaluation, what))
+    say(rows, tested(evaluation, what))
 
 
 def draw(picture: Callable[[], Path | Sequence[Path]], quiet: bool = False) -> None:

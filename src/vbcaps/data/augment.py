@@ -97,7 +97,7 @@ class View:
         return cls(**without_removed(fields))
 
     def fit(self, split: Split) -> "View":
-        """This view; where it standardises by the dataset, with the statistics of ``split``."""
+        """Return this view, with the statistics of ``split`` if it standardises by the dataset."""
         if self.standardise != "dataset":
             return self
         channels = split.images.transpose(0, 1).flatten(1)
@@ -109,12 +109,12 @@ class View:
 
     @property
     def draws(self) -> int:
-        """How many uniform numbers an image takes in ``train``: top, left, flip, then what is on of the others."""
+        """Count the uniform numbers that ``train`` takes for an image: top, left, flip, then those of each change."""
         once = (self.brightness, self.contrast, self.rotate, self.zoom, self.stretch)
         return 2 + self.flip + sum(strength > 0 for strength in once) + 2 * (self.cutout > 0)
 
     def train(self, images: Tensor, u: Tensor) -> Tensor:
-        """Training input ``n c crop crop`` from bytes ``n c y x`` and uniform numbers in [0, 1), ``n draws``."""
+        """Return training input ``n c crop crop`` from bytes ``n c y x`` and uniform numbers in [0, 1), ``n draws``."""
         self._check(images)
         if u.shape != (len(images), self.draws):
             raise ValueError(f"u must have shape {(len(images), self.draws)}, got {tuple(u.shape)}")
@@ -138,12 +138,12 @@ class View:
         return x * self._outside_square(next(draw), next(draw)) if self.cutout > 0 else x
 
     def test(self, images: Tensor) -> Tensor:
-        """The central ``n c crop crop``; a smaller image gets a frame."""
+        """Return the central ``n c crop crop``; a smaller image gets a frame."""
         return self._at(images, [(images.shape[2] - self.crop) // 2, (images.shape[3] - self.crop) // 2])
 
     def crops(self, images: Tensor, k: int) -> Tensor:
-        """``k n c crop crop``, for averaging: the central crop (1), the corners of the range of training crops and the
-        centre (5), or a square grid over that range (4, 9, 16, ...)."""
+        """Return ``k n c crop crop`` to average over: the central crop (1), the corners of the range of training crops
+        and the centre (5), or a square grid over that range (4, 9, 16, ...)."""
         side = math.isqrt(max(k, 0))
         if k < 1 or (k != 5 and side * side != k):
             raise ValueError(f"k must be 1, 5 or a square (4, 9, 16, ...), got {k}")
@@ -162,7 +162,7 @@ class View:
             raise ValueError(f"images have {images.shape[1]} channels, mean and std {len(self.mean)}: call fit first")
 
     def _range(self, size: int) -> tuple[int, int]:
-        """(least corner, how many corners) of a training crop along an axis of this size."""
+        """Return the first corner of a training crop along an axis of this size, and how many corners there are."""
         pad = max(self.crop - size, 0) if self.place else self.pad
         room = size + 2 * pad - self.crop + 1
         if room < 1:
@@ -180,7 +180,7 @@ class View:
         return self._standard(x, images, inside)
 
     def _window(self, images: Tensor, top: Tensor, left: Tensor, flip: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Values in 0 to 1 with the corner of each crop at ``top, left``, and which lie inside."""
+        """Return values in 0 to 1 with the corner of each crop at ``top, left``, and which lie inside the image."""
         n, c, h, w = images.shape
         step = torch.arange(self.crop, device=images.device)
         rows = top[:, None] + step  # n y
@@ -205,7 +205,7 @@ class View:
         size: Tensor,
         wide: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """The same, made wider, then turned about the middle of the crop and ``size`` times as large."""
+        """Return the same of images made wider, then turned about the middle of the crop and enlarged by ``size``."""
         h, w = images.shape[2:]
         step = torch.arange(self.crop, device=images.device) - (self.crop - 1) / 2
         across = step[None] if flip is None else torch.where(flip[:, None], -step, step)
@@ -224,13 +224,13 @@ class View:
         return F.grid_sample(x, grid, self.resample, outside, align_corners=False), inside
 
     def _outside_square(self, u: Tensor, v: Tensor) -> Tensor:
-        """0 in the square, 1 elsewhere: ``n 1 y x``. Its middle is anywhere in the crop."""
+        """Return 0 in the square, 1 elsewhere: ``n 1 y x``. The square's middle is anywhere in the crop."""
         step = torch.arange(self.crop, device=u.device) + 0.5
         near = [(step - at[:, None] * self.crop).abs() <= self.cutout / 2 for at in (u, v)]
         return 1 - (near[0][:, None, :, None] & near[1][:, None, None, :]).float()
 
     def _moments(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation, of the dataset or of each image."""
+        """Return mean and standard deviation, of the dataset or of each image."""
         if self.standardise == "dataset":
             return _channels(self.mean, images), _channels(self.std, images)
         std, mean = torch.std_mean(images.float() / 255, (2, 3), correction=0, keepdim=True)
@@ -264,5 +264,5 @@ def mixup(x: Tensor, y: Tensor, share: Tensor, classes: int) -> tuple[Tensor, Te
 
 
 def _channels(values: tuple[float, ...], like: Tensor) -> Tensor:
-    """``1 c 1 1``, made on the device: a copy from the host cannot be captured in a CUDA graph."""
+    """Return ``1 c 1 1``, made on the device: a copy from the host cannot be captured in a CUDA graph."""
     return torch.cat([torch.full((1, 1, 1, 1), value, device=like.device) for value in values], 1)

@@ -26,10 +26,10 @@ LOADERS: dict[str, Callable[..., Dataset]] = {
 
 
 def load(name: str | Path, folder: str | Path | None = None, size: int | None = None, whole: bool = False) -> Dataset:
-    """A dataset by its name, from its files in ``data_folder(folder) / name``; "sample" needs none.
+    """Load a dataset by its name, from its files in ``data_folder(folder) / name``; "sample" needs none.
 
     A path to a folder of class folders loads your own images. ``size`` is the height and width of the images; without
-    it smallNORB comes at 48, your own at 32, others at their own size. ``whole`` holds nothing of your own out.
+    it smallNORB comes at 48, your own at 32, others at their own size. ``whole`` holds none of your own images out.
     """
     if size is not None and size < 1:
         raise ValueError(f"size must be at least 1, got {size}")

@@ -30,7 +30,7 @@ class FileState(NamedTuple):
 
 
 def check(name: str, folder: str | Path | None = None) -> list[FileState]:
-    """The state of each official file of a dataset, and of files that stand in for them."""
+    """Return the state of each official file of a dataset, and of files that stand in for them."""
     place = data_folder(folder) / name
     rows = [_state(place, file) for file in _official(name)]
     if any(row.state == "missing" for row in rows) and place.is_dir():
@@ -102,7 +102,7 @@ def _fetch(file: OfficialFile, place: Path, progress: Progress | None) -> None:
 
 
 def _download(address: str, part: Path, file: OfficialFile, progress: Progress | None) -> None:
-    """Into ``part``, going on where an earlier attempt ended; what is not the official file is deleted."""
+    """Download to ``part``, from where an earlier attempt ended; delete a file that is not the official one."""
     have = part.stat().st_size if part.is_file() else 0
     headers = {"User-Agent": "vbcaps"} | ({"Range": f"bytes={have}-"} if have else {})
     request = urllib.request.Request(address, headers=headers)

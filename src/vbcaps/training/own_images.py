@@ -6,8 +6,8 @@ from typing import Any
 
 from vbcaps.training.recipe import Recipe
 
-SIDES = (28, 64)  # the smallest and the largest network input that is chosen; a recipe may have a larger one
-VALIDATION, FEWEST = 0.2, 5  # share of the training images held out, where every class has at least so many
+SIDES = (28, 48)  # the smallest and the largest network input that is chosen; --crop may be larger
+VALIDATION, ENOUGH = 0.2, 30  # share of the training images held out, where that is at least so many
 BATCHES, SMALLEST = 4, 8  # an epoch has at least so many batches, unless they would be smaller than this
 STEPS, EPOCHS = 600, 200  # a training takes at least so many steps, but for that at most so many epochs
 
@@ -23,7 +23,9 @@ def for_own_images(recipe: Recipe, given: Collection[str] = ()) -> tuple[Recipe,
 
     - images are not mirrored: a digit or a letter is another one in a mirror;
     - the network's input follows from the size of the images, within ``SIDES``;
-    - a share of the training images, or the folder ``val``, chooses the best epoch, which is then tested;
+    - a share of the training images, or the folder ``val``, chooses the best epoch, which is then tested. Of few images
+      none are held out: which of a hundred epochs has the fewest errors on nine images is chance, and nine images more
+      to train on help (60 made-up photos: 17% wrong with all to train on, 18% and 59% with nine held out);
     - batches are so small, and epochs so many, that a few images give enough steps.
     """
     from vbcaps.data.folder import survey
@@ -38,7 +40,8 @@ def for_own_images(recipe: Recipe, given: Collection[str] = ()) -> tuple[Recipe,
         changes.update({field: value for field, value in fields.items() if field not in given})
 
     choose(flip=False)
-    few = min(found.train) < FEWEST
+    would = sum(held_out(count, VALIDATION) for count in found.train)
+    few = would < ENOUGH or min(found.train) < 2
     if not found.validation and not few and "validation" not in given:
         choose(validation=VALIDATION, test=True)
     share = changes.get("validation", recipe.validation)
@@ -48,8 +51,10 @@ def for_own_images(recipe: Recipe, given: Collection[str] = ()) -> tuple[Recipe,
     chooses = f"{validation} to choose the best epoch, " if validation else ""
     said.append(f"{len(found.classes)} classes ({names}): {train} images to train on, {chooses}{found.test} to test")
     said.extend(found.left_out)
-    if few and not validation:
-        said.append(f"no images choose the best epoch, since a class has only {min(found.train)} to train on")
+    if few and not validation and "validation" not in given:
+        said.append(
+            f"the last epoch is tested: there are too few images to choose the best by; --validation {VALIDATION} does"
+        )
 
     if not {"crop", "image_size"} & set(given) and not recipe.place:
         low, high = SIDES
