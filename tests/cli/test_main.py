@@ -431,6 +431,7 @@ def test_resume_goes_on(few):
         ("--device tpu", "device must be auto, cpu, cuda"),
         ("smallnorb_fats", "did you mean 'smallnorb_fast'?"),
         ("nothing-like-it", "`vbcaps recipes` lists them"),
+        ("..", "your own images are given as --data .."),
         ("default more", "more"),
     ],
 )
@@ -684,9 +685,9 @@ def test_own_images_are_tried_as_they_come(few):
     """Nothing but a folder: what was chosen is said and recorded; each choice can be made otherwise."""
     said = run("train", "--data", few, "--epochs", 2, "--arch", "8,2,2,2", "--device", "cpu")
     assert "3 classes (circle, square, triangle): 18 images to train on, 6 to test" in said
-    assert "too few images to choose the best by" in said
+    assert "too few images to choose the best epoch by" in said
     assert "network input 28x28 (the shorter side of the images is 24, in the median)" in said
-    assert "batches of 8 and 2 epochs" in said
+    assert "few images: batches of 8" in said
     assert "test: error" in said
     recipe = read_recipe(Path("runs/latest"))
     assert (recipe.flip, recipe.validation, recipe.crop, recipe.batch) == (False, 0.0, 28, 8)

@@ -174,7 +174,8 @@ def _class_files(folder: Path) -> Files:
     visible = (path for path in sorted(folder.iterdir()) if not _hidden(Path(path.name)))
     files = {path.name: _images(path) for path in visible if path.is_dir()}
     if not files:
-        raise DataError(f"{folder}: has no class folders: {LAYOUT}")
+        loose = "; its images are in no class folder" if _images(folder) else ""
+        raise DataError(f"{folder}: has no class folders: {LAYOUT}{loose}")
     if len(files) == 1:
         (name,) = files
         deeper = [path.name for path in sorted((folder / name).iterdir()) if path.is_dir() and not _hidden(path)]

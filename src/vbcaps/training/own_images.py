@@ -24,8 +24,8 @@ def for_own_images(recipe: Recipe, given: Collection[str] = ()) -> tuple[Recipe,
     - images are not mirrored: a digit or a letter is another one in a mirror;
     - the network's input follows from the size of the images, within ``SIDES``;
     - a share of the training images, or the folder ``val``, chooses the best epoch, which is then tested. Of few images
-      none are held out: which of a hundred epochs has the fewest errors on nine images is chance, and nine images more
-      to train on help (60 made-up photos: 17% wrong with all to train on, 18% and 59% with nine held out);
+      none are held out: which of a hundred epochs has the fewest errors on nine images is chance, and nine more images
+      to train on help;
     - batches are so small, and epochs so many, that a few images give enough steps.
     """
     from vbcaps.data.folder import survey
@@ -53,7 +53,7 @@ def for_own_images(recipe: Recipe, given: Collection[str] = ()) -> tuple[Recipe,
     said.extend(found.left_out)
     if few and not validation and "validation" not in given:
         said.append(
-            f"the last epoch is tested: there are too few images to choose the best by; --validation {VALIDATION} does"
+            f"too few images to choose the best epoch by: the last is tested; --validation {VALIDATION} chooses"
         )
 
     if not {"crop", "image_size"} & set(given) and not recipe.place:
@@ -67,8 +67,10 @@ def for_own_images(recipe: Recipe, given: Collection[str] = ()) -> tuple[Recipe,
     steps = max(train // min(batch, train), 1)
     if "epochs" not in given and recipe.epochs * steps < STEPS:
         changes["epochs"] = max(min(-(-STEPS // steps), EPOCHS), recipe.epochs)
-    if (batch, changes.get("epochs", recipe.epochs)) != (recipe.batch, recipe.epochs):
-        said.append(f"batches of {min(batch, train)} and {changes.get('epochs', recipe.epochs)} epochs, for few images")
+    chosen = [f"batches of {min(batch, train)}"] if batch != recipe.batch else []
+    chosen += [f"{changes['epochs']} epochs"] if changes.get("epochs", recipe.epochs) != recipe.epochs else []
+    if chosen:
+        said.append(f"few images: {' and '.join(chosen)}")
     schedule = {field: getattr(recipe, field) for field in ("warmup", "milestones") if field in given}
     return recipe.with_fields(**changes, **schedule), said
 
