@@ -365,7 +365,7 @@ def test_hold_out_leaves_no_class_empty():
     few = split_of(n=10, classes=5)
     for fraction in (0.01, 0.99):
         assert [part.labels.bincount().tolist() for part in hold_out(few, fraction, 0)] == [[1] * 5] * 2
-    with pytest.raises(DataError, match="class 4 has one of images"):
+    with pytest.raises(DataError, match="class 4 has one image only"):
         hold_out(split_of(n=9, classes=5), 0.5, 0)
     with pytest.raises(ValueError, match="fraction must be between 0 and 1, got 1"):
         hold_out(few, 1, 0)

@@ -40,7 +40,9 @@ def cifar10(folder: Path) -> Dataset:
 def read_binary(data: bytes, path: str) -> tuple[np.ndarray, np.ndarray]:
     """Return images ``n 3072`` and labels ``n`` of a batch of the binary version; ``path`` is for the message."""
     if not data or len(data) % (1 + PIXELS):
-        raise DataError(f"{path}: {len(data)} bytes are no number of images of {1 + PIXELS}: cut short? {AGAIN}")
+        raise DataError(
+            f"{path}: {len(data)} bytes is not a multiple of the {1 + PIXELS} of an image: cut short? {AGAIN}"
+        )
     rows = np.frombuffer(data, np.uint8).reshape(-1, 1 + PIXELS)
     return rows[:, 1:], rows[:, 0]
 

@@ -41,7 +41,7 @@ def check(name: str, folder: str | Path | None = None) -> list[FileState]:
 
 
 def fetch(name: str, folder: str | Path | None = None, progress: Progress | None = None) -> list[FileState]:
-    """Fetch the official files of a dataset that are not there yet; each is held to its sum before it gets its name.
+    """Fetch the official files of a dataset that are missing; check each against its sum before it gets its name.
 
     affNIST trains on MNIST, which is fetched too.
     """
@@ -127,7 +127,7 @@ def _download(address: str, part: Path, file: OfficialFile, progress: Progress |
         return
     part.unlink()
     if not have:
-        raise DataError("what came is not the published file: its SHA-256 differs, or its archive is damaged")
+        raise DataError("the download is not the published file: its SHA-256 differs, or its archive is damaged")
     _download(address, part, file, progress)  # from the start: it may be the earlier attempt's fault
 
 

@@ -24,7 +24,7 @@ def hold_out(split: Split, fraction: float, seed: int, what: str = "images") -> 
     if what not in HELD:
         raise ValueError(f"what must be one of {HELD}, got {what!r}")
     if what == "objects" and split.info is None:
-        raise DataError("these images do not say of which object they are: only those of smallNORB do")
+        raise DataError("objects can be held out of smallNORB only: other images do not say which object they show")
     held = torch.zeros(len(split.labels), dtype=torch.bool)
     generator = torch.Generator().manual_seed(seed)
     labels = split.labels.cpu()
@@ -32,7 +32,7 @@ def hold_out(split: Split, fraction: float, seed: int, what: str = "images") -> 
     for label in labels.unique().tolist():
         units = unit[labels == label].unique()
         if len(units) < 2:
-            raise DataError(f"class {label} has one of {what}: there must be two to hold one out")
+            raise DataError(f"class {label} has one {what[:-1]} only: holding one out takes two")
         chosen = units[torch.randperm(len(units), generator=generator)[: held_out(len(units), fraction)]]
         held |= (labels == label) & torch.isin(unit, chosen)
     held = held.to(split.labels.device)
@@ -52,14 +52,14 @@ def viewpoints(dataset: Dataset, axis: str) -> tuple[Split, Split, Split]:
     if axis not in FAMILIAR_VIEWS:
         raise ValueError(f"axis must be one of {tuple(sorted(FAMILIAR_VIEWS))}, got {axis!r}")
     train, test = (_familiar(split, axis, dataset.name) for split in (dataset.train, dataset.test))
-    parts = dataset.train.take(train), dataset.test.take(test), dataset.test.take(~test)
-    if not all(len(part.labels) for part in parts):
-        raise DataError(f"{dataset.name}: no images at some viewpoints: {[len(part.labels) for part in parts]}")
-    return parts
+    splits = dataset.train.take(train), dataset.test.take(test), dataset.test.take(~test)
+    if not all(len(split.labels) for split in splits):
+        raise DataError(f"{dataset.name}: no images at some viewpoints: {[len(split.labels) for split in splits]}")
+    return splits
 
 
 def _familiar(split: Split, axis: str, name: str) -> Tensor:
     if split.info is None:
-        raise DataError(f"{name} has no viewpoints: only smallNORB does")
+        raise DataError(f"{name} has no viewpoints: only smallNORB has them")
     column, values = FAMILIAR_VIEWS[axis]
     return torch.isin(split.info[:, column], torch.tensor(values, device=split.info.device))
