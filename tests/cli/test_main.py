@@ -97,8 +97,8 @@ def few(tmp_path_factory):
 def trained(tmp_path_factory):
     """(folder of images, folder of a run that learned them, what it printed)."""
     folder = tmp_path_factory.mktemp("trained")
-    images = draw_shapes(folder / "shapes", 60)
-    said = run("train", "--data", images, *SMALL, "--epochs", 16, "--out", folder / "run")
+    images = draw_shapes(folder / "shapes", 40)
+    said = run("train", "--data", images, *SMALL, "--epochs", 12, "--out", folder / "run")
     return images, folder / "run", said
 
 
@@ -111,7 +111,7 @@ def in_a_folder_of_its_own(tmp_path, monkeypatch):
 def test_a_folder_of_shapes_is_learned(trained):
     images, folder, said = trained
     test = json.loads((folder / "result.json").read_text())["test"]
-    assert test["count"] == 36
+    assert test["count"] == 24
     assert test["error"] <= 0.2
     assert f"accuracy {100 * (1 - test['error']):.2f}%" in said
     assert [row["name"] for row in test["per_class"]] == list(SHAPES)
@@ -121,8 +121,8 @@ def test_a_folder_of_shapes_is_learned(trained):
 def test_elsewhere_than_in_a_terminal_an_epoch_is_a_plain_line(trained):
     _, _, said = trained
     assert "\x1b" not in said
-    for epoch in range(1, 17):
-        assert f"epoch {epoch}/16 loss" in said
+    for epoch in range(1, 13):
+        assert f"epoch {epoch}/12 loss" in said
     assert "images/s" in said
     assert "left" in said
 
@@ -141,10 +141,10 @@ def test_eval_gives_what_the_run_recorded_and_draws_it(trained):
     said = run("eval", folder, "--picture", "c.png")
     assert f"error {100 * error:.2f}%" in said
     for name in SHAPES:
-        assert f"{name} 12" in said
+        assert f"{name} 8" in said
     assert Path("c.png").exists()
     assert "95% interval" in run("eval", folder / "last.safetensors", "--crops", 5)
-    assert "36 images" in run("eval", folder, "--data", images)  # what was held out of its own
+    assert "24 images" in run("eval", folder, "--data", images)  # what was held out of its own
 
 
 def test_eval_takes_all_images_that_it_was_not_trained_on(trained):
@@ -162,7 +162,7 @@ def test_eval_takes_all_images_that_it_was_not_trained_on(trained):
 def test_eval_knows_the_images_it_was_trained_on_wherever_they_lie(trained, monkeypatch):
     images, folder, _ = trained
     shutil.copytree(images, "moved")
-    assert "36 images" in run("eval", folder, "--data", "moved")
+    assert "24 images" in run("eval", folder, "--data", "moved")
     monkeypatch.chdir("moved")
     draw_shapes(Path("shapes"), 4, seed=1)  # called as the folder that it was trained on
     assert "12 images" in run("eval", folder, "--data", "shapes")

@@ -385,7 +385,7 @@ def test_hold_out_of_objects_leaves_none_in_both_parts():
         assert sorted(c for c, _ in held) == [0, 1, 2]
         chosen |= held
     assert len(chosen) == 15
-    with pytest.raises(DataError, match="of which object"):
+    with pytest.raises(DataError, match="objects can be held out of smallNORB only"):
         hold_out(split_of(n=10, classes=5), 0.2, 0, "objects")
     with pytest.raises(ValueError, match=r"what must be one of .*, got 'toys'"):
         hold_out(split, 0.2, 0, "toys")
