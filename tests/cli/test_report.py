@@ -52,3 +52,9 @@ def test_a_column_that_can_be_spared_goes_first():
     assert made.lines(37) == made.lines(None)
     assert made.lines(30) == ["recipe     routing  paper", "smallnorb  dynamic    1.6"]
     assert made.lines(20) == ["smallnorb", "  routing dynamic", "  parameters 169,802", "  paper 1.6"]
+
+
+def test_a_word_longer_than_the_window_stays_whole():
+    made = table("image", "class")
+    made.add_row("photos/of/somebody/else/1.png", "Staffordshire-bull-terrier and more")
+    assert made.lines(20) == ["photos/of/somebody/else/1.png", "  class", "  Staffordshire-bull-terrier", "  and more"]
