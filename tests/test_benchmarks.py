@@ -89,23 +89,6 @@ def test_a_peer_that_computes_something_else_is_an_error(run, monkeypatch):
         )
 
 
-def test_what_is_measured_without_filters(monkeypatch):
-    """The four networks at four batches, EM beside VB for one; the compiled reference twice."""
-    train_step = importlib.import_module("train_step")
-    monkeypatch.setattr(sys, "argv", ["train_step"])
-    cases = list(train_step.cases(train_step.flags()))
-    assert sum(case.routing == "vb" for case in cases) == 16
-    assert [case.batch for case in cases if case.routing == "em"] == [32, 128]
-    assert [case.channels for case in cases if case.batch == 1] == [2, 2, 2, 3]
-    compiled = [
-        (case.batch, mode)
-        for case in cases
-        for mode in train_step.MODES
-        if "compiled" in train_step.peers(case, mode, None)
-    ]
-    assert compiled == [(32, "training"), (128, "training")]
-
-
 # --- scaling.py -------------------------------------------------------------------------------------------------
 
 
@@ -224,12 +207,8 @@ def test_the_plot_shows_the_last_row_of_each_series_on_one_device(tmp_path):
     assert found.series["released"] == plot.RELEASED["64,16,16,16,5"]
 
     pytest.importorskip("matplotlib")
-    for to in (tmp_path / "speed.svg", tmp_path / "speed.png"):
-        plot.draw(found, plot.NETWORK, to)
-        assert to.stat().st_size > 5000
-    once = (tmp_path / "speed.svg").read_bytes()
     plot.draw(found, plot.NETWORK, tmp_path / "speed.svg")
-    assert (tmp_path / "speed.svg").read_bytes() == once
+    assert (tmp_path / "speed.svg").stat().st_size > 5000
 
 
 def test_a_plot_of_no_rows_is_an_error_that_says_which(tmp_path):

@@ -1,4 +1,4 @@
-"""What every table of results is made of."""
+"""Cells and tables in Markdown."""
 
 import math
 import statistics
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 
 def spread(shares: Sequence[float]) -> str:
-    """Mean ± standard deviation, in %; of what did not come to an end there is none."""
+    """Return mean ± standard deviation in %, or "failed" if one of the runs did not finish."""
     if any(map(math.isnan, shares)):
         return "failed"
     if len(shares) < 2:

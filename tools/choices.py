@@ -58,12 +58,8 @@ CHOICES = (
     "zoom=0.2",
     "stretch=0.2",
     "rotate=15 zoom=0.2 stretch=0.2 resample=bicubic",
-    "sharpness=1",
     "cutout=0",
-    "cutout=8 cutouts=3",
-    "paste=yes",
     "mixup=0",
-    "smoothing=0.1",
     "optimiser=adam lr=0.006 weight_decay=0",
     "optimiser=adamw lr=0.006 weight_decay=0.05",
     # what the network sees
@@ -91,7 +87,7 @@ class Job(NamedTuple):
 
 def main(words: list[str] | None = None) -> None:
     parser = options(__doc__, base="smallnorb_fast", csv="choices.csv")
-    parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after this many")
+    parser.add_argument("--minutes", type=float, default=1e9, help="start no run after this many minutes")
     arguments = parser.parse_args(words)
     with refusing():
         base = recipe_of(arguments)
@@ -103,13 +99,15 @@ def main(words: list[str] | None = None) -> None:
 
 
 def options(about: str | None, base: str, csv: str) -> argparse.ArgumentParser:
-    """Of every script that compares choices."""
+    """Return the options that every script for comparing choices has."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("choices", nargs="*", metavar="CHOICE", help='as "activation=paper lr=0.003"')
     parser.add_argument("--base", default=base, help="the recipe that is changed")
-    parser.add_argument("--also", default="", metavar="CHOICE", help="changed in all of them, the base too")
-    parser.add_argument("--held", type=float, default=0.4, help="share of each class, or of its toys, that is held out")
-    parser.add_argument("--splits", type=int, nargs="+", default=[0, 1], help="which are held out")
+    parser.add_argument("--also", default="", metavar="CHOICE", help="a change in all of them, the base included")
+    parser.add_argument("--held", type=float, default=0.4, help="hold out this share of each class, or of its toys")
+    parser.add_argument(
+        "--splits", type=int, nargs="+", default=[0, 1], help="numbers of the random shares that are held out"
+    )
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--workers", type=int, default=3, help="runs at the same time")
     parser.add_argument("--data-folder")
@@ -120,7 +118,7 @@ def options(about: str | None, base: str, csv: str) -> argparse.ArgumentParser:
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """What is wrong before anything runs is a line, not a traceback."""
+    """End with one line, not a traceback, if the arguments are wrong."""
     try:
         yield
     except ValueError as error:
@@ -132,11 +130,11 @@ def recipe_of(arguments: argparse.Namespace) -> Recipe:
         raise ValueError(f"held must be above 0 and at most 0.9, got {arguments.held:g}")
     if arguments.workers < 1:
         raise ValueError(f"workers must be at least 1, got {arguments.workers}")
-    return dataclasses.replace(recipe(arguments.base), epochs=arguments.epochs, warmup=arguments.epochs / 10)
+    return recipe(arguments.base).with_epochs(arguments.epochs)
 
 
 def jobs_of(base: Recipe, arguments: argparse.Namespace, choices: Sequence[str], until: float = math.inf) -> list[Job]:
-    """Every choice on every split; of ``choices``, if none are given, those that the recipe can have."""
+    """Return a job for each choice and split; without choices given, those of ``choices`` that the recipe can have."""
     made: dict[str, Recipe] = {}
     for choice in arguments.choices or choices:
         words = " ".join(f"{arguments.also} {choice}".split())
@@ -156,7 +154,7 @@ def jobs_of(base: Recipe, arguments: argparse.Namespace, choices: Sequence[str],
 
 
 def compare(run: Callable[[Job], dict[str, Any] | None], jobs: Sequence[Job], arguments: argparse.Namespace) -> None:
-    """Some at the same time; a row of the file for each. One that cannot be trained is told of, the others go on."""
+    """Run some jobs at a time, and write a row for each; report a job that fails, and go on with the others."""
     end_in_order()
     failed = 0
     with ProcessPoolExecutor(arguments.workers, multiprocessing.get_context("spawn"), end_in_order) as pool:
@@ -184,12 +182,12 @@ def compare(run: Callable[[Job], dict[str, Any] | None], jobs: Sequence[Job], ar
 
 
 def end_in_order() -> None:
-    """A process that is told to end lets go of what it holds: its folder, and the lock that others wait for."""
+    """On SIGTERM exit as usual, so that a process gives up its folder and the lock that others wait for."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 def changed(base: Recipe, choice: str) -> Recipe:
-    """``base`` with the fields that ``choice`` names."""
+    """Return ``base`` with the fields that ``choice`` names."""
     fields: dict[str, Any] = {}
     kinds = field_types()
     for word in choice.split():
@@ -207,11 +205,11 @@ def changed(base: Recipe, choice: str) -> Recipe:
                 fields |= given({name: parser_of(kinds[name])(value)})
             except typer.BadParameter as error:
                 raise ValueError(f"{word!r}: {error.message}") from None
-    return dataclasses.replace(base, **fields)
+    return base.with_fields(**fields)
 
 
 def run(job: Job) -> dict[str, Any] | None:
-    """A row, or nothing where the time is over. That of a run that diverges says so; a signal ends all of them."""
+    """Train, and return a row, or None if the time is over; the row of a run that diverges says so."""
     if time.time() > job.until:
         return None
     from vbcaps.training.checkpoint import environment
@@ -245,7 +243,7 @@ def last_and_least(errors: Sequence[float]) -> dict[str, str]:
 
 
 def append(path: Path, row: dict[str, Any]) -> None:
-    """At once: what is cut short keeps what it has."""
+    """Append a row at once, so that a comparison that is cut short keeps the rows that it has."""
     print("  ".join(f"{name} {value}" for name, value in row.items() if value != ""), flush=True)
     new = not path.exists()
     with path.open("a+", newline="") as file:

@@ -25,8 +25,8 @@ def main(words: list[str] | None = None, results: Path = RESULTS, weights: Path 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="the folder of a run, or of its seeds")
     parser.add_argument("--ship", metavar="NAME", help="put the weights of seed 0 into the package by this name")
-    parser.add_argument("--unfinished", action="store_true", help="record what did not finish, too: as a failure")
-    parser.add_argument("--dirty", action="store_true", help="record runs of changed or unknown source, too")
+    parser.add_argument("--unfinished", action="store_true", help="also record runs that did not finish, as failures")
+    parser.add_argument("--dirty", action="store_true", help="also record runs of changed or unknown source")
     arguments = parser.parse_args(words)
     if arguments.ship and len(arguments.runs) > 1:
         parser.error(f"--ship takes the weights of one RUN, got {len(arguments.runs)}")
@@ -51,7 +51,7 @@ def main(words: list[str] | None = None, results: Path = RESULTS, weights: Path 
 
 
 def folders(run: Path) -> dict[Path, Path]:
-    """The folders that make up a run, by their place in results/: itself, or those of its seeds."""
+    """Return the folders that make up a run, its own or those of its seeds, by their paths in results/."""
     run = run.resolve()
     if (run / "recipe.json").exists():
         if run in (of_seeds := seed_folders(run.parent)) and len(of_seeds) > 1:
@@ -66,12 +66,12 @@ def folders(run: Path) -> dict[Path, Path]:
 
 
 def check(folder: Path, unfinished: bool, dirty: bool) -> None:
-    """Can somebody else make this run again, and is it all there?"""
+    """Raise an error if the run is incomplete, or nobody else can make it again."""
     recipe = read_recipe(folder)
     if recipe.data is not None:
         raise RunError(f"{folder} was trained on images of your own, which nobody else has")
     if recipe.name not in RECIPES:
-        raise RunError(f"{folder} is of {recipe.name!r}, which is no recipe: no command would make it again")
+        raise RunError(f"{folder} is a run of {recipe.name!r}, which recipes.py does not have: no command repeats it")
     if not (folder / "result.json").exists() and not unfinished:
         raise RunError(f"{folder} is not finished: resume it, or record it as a failure with --unfinished")
     environments = [read_json(folder / "environment.json")]
@@ -85,13 +85,13 @@ def check(folder: Path, unfinished: bool, dirty: bool) -> None:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """What is kept of a run, by name."""
+    """Return the files of a run that are kept, by name."""
     files = {path.name: path.read_bytes() for pattern in FILES for path in sorted(folder.glob(pattern))}
     return {name: without_folders(content) if name.endswith(".json") else content for name, content in files.items()}
 
 
 def without_folders(content: bytes) -> bytes:
-    """Where somebody keeps their data is nobody's business: of absolute paths in the command the last part is left."""
+    """Keep only the last part of absolute paths in commands: they would show where somebody keeps their data."""
     fields = json.loads(content)
     for environment in (fields.get("environment", fields), *fields.get("resumed", [])):
         if "command" in environment:
@@ -100,7 +100,7 @@ def without_folders(content: bytes) -> bytes:
 
 
 def weights_to_ship(run: Path, name: str) -> bytes:
-    """The weights of seed 0 as the run wrote them: recipe and test error are in their header."""
+    """Return the weights of seed 0 as the run wrote them, with recipe and test error in their header."""
     if not re.fullmatch(r"[a-z0-9_]+", name):
         raise RunError(f"a name to ship by has small letters, digits and _, got {name!r}")
     found = [folder for folder in folders(run).values() if read_recipe(folder).seed == 0]

@@ -1,7 +1,8 @@
-"""The runs recorded in results/: read, put together by recipe, and as the commands that make them again.
+"""The runs recorded in results/: read, grouped by recipe, and as the commands that make them again.
 
 Runs whose recipes differ in their seeds alone belong together. A recipe that was changed by flags, or in recipes.py
-since, is another; what makes it again is the present recipe with flags.
+since, is another; the present recipe with flags makes it again. A run whose recipe is no longer in recipes.py is of an
+earlier version: its commit makes it again.
 """
 
 import dataclasses
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 from vbcaps.training.recipe import Recipe
 from vbcaps.training.recipes import RECIPES
 
-FREE = ("name", "seed", "save_seconds")  # fields that do not tell two rows apart, or are no flags
+NEVER_FLAGS = ("name", "seed", "save_seconds")  # fields in which the runs of one row may differ
 
 
 class Run(NamedTuple):
@@ -46,35 +47,50 @@ def read_run(folder: Path, results: Path) -> Run:
         return json.loads((folder / name).read_text())
 
     recipe = Recipe.from_json(read("recipe.json"))
-    if recipe.name not in RECIPES:
-        raise ValueError(f"{folder} is of the recipe {recipe.name!r}, which there is no more")
     result = read("result.json") if (folder / "result.json").exists() else None
     crops = {one["crops"]: one for one in (read(path.name) for path in folder.glob("crops*.json"))}
     return Run(folder.relative_to(results), recipe, read("environment.json"), result, crops)
 
 
 def groups(runs: Iterable[Run]) -> list[Group]:
-    """In the order of the recipes; a recipe as it is comes before the same with flags."""
+    """Return runs by recipe, in the order of recipes.py; a recipe as it is comes before the same with flags."""
     by_recipe: dict[Recipe, Group] = {}
     for run in sorted(runs, key=lambda run: (run.recipe.seed, run.folder)):
         by_recipe.setdefault(dataclasses.replace(run.recipe, seed=0, save_seconds=0.0), []).append(run)
-    order = list(RECIPES)
-    return sorted(by_recipe.values(), key=lambda group: (order.index(name_of(group)), flags(group[0].recipe)))
+    order = {name: k for k, name in enumerate(RECIPES)}
+    return sorted(by_recipe.values(), key=lambda group: (order.get(name_of(group), len(order)), flags(group[0].recipe)))
 
 
 def name_of(group: Group) -> str:
     return group[0].recipe.name
 
 
+def of_earlier_version(group: Group) -> bool:
+    return name_of(group) not in RECIPES
+
+
+def commits(group: Group) -> list[str]:
+    """Return those that a group ran from, first the one it began with."""
+    environments = [one for run in group for one in (run.environment, *run.environment.get("resumed", []))]
+    return list(dict.fromkeys(one["commit"] for one in environments))
+
+
 # --- a recipe as a command -------------------------------------------------------------------------------------------
 
 
 def flags(recipe: Recipe, leave_out: Sequence[str] = ()) -> str:
-    """What turns the present recipe of its name into this one, on the command line."""
+    """Return the flags with which `vbcaps train` changes the present recipe of that name into this one.
+
+    A recipe of an earlier version has none: today's command line does not have it.
+    """
+    if recipe.name not in RECIPES:
+        return ""
     base, words = RECIPES[recipe.name](), []
+    if recipe.epochs != base.epochs:  # with --epochs the schedule follows
+        base, words = base.with_epochs(recipe.epochs), [f"--epochs {recipe.epochs}"]
     for field in dataclasses.fields(Recipe):
         value = getattr(recipe, field.name)
-        if field.name in (*FREE, *leave_out) or value == getattr(base, field.name):
+        if field.name in (*NEVER_FLAGS, *leave_out) or value == getattr(base, field.name):
             continue
         name = field.name.replace("_", "-")
         if isinstance(value, bool):
@@ -86,8 +102,9 @@ def flags(recipe: Recipe, leave_out: Sequence[str] = ()) -> str:
 
 
 def command(group: Group) -> str:
-    """One for each unbroken series of seeds."""
-    first = " ".join(filter(None, ["vbcaps train", name_of(group), flags(group[0].recipe)]))
+    """Return a command for each unbroken series of seeds."""
+    checkout = f"git checkout {commits(group)[0]} && " if of_earlier_version(group) else ""
+    first = " ".join(filter(None, [f"{checkout}vbcaps train", name_of(group), flags(group[0].recipe)]))
     series: list[list[int]] = []
     for seed in sorted({run.recipe.seed for run in group}):
         if not series or seed != series[-1][-1] + 1:

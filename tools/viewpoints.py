@@ -60,7 +60,7 @@ def main(words: list[str] | None = None) -> None:
 
 
 def run(job: Job, stop: int) -> dict[str, Any]:
-    """A row; that of a run that fails says how, and has the epochs before."""
+    """Train, and return a row; the row of a run that fails says how, and has the epochs before."""
     import torch
 
     from vbcaps.training.checkpoint import environment
@@ -103,7 +103,7 @@ def run(job: Job, stop: int) -> dict[str, Any]:
 
 
 def parts_of(job: Job) -> "tuple[tuple[str, ...], Split, Split, Split]":
-    """The classes; images to train on; of what is held out, familiar and novel ones."""
+    """Return the classes, images to train on, and held-out images at familiar and at novel viewpoints."""
     from vbcaps.data import Split, hold_out, load, viewpoints
     from vbcaps.data.affnist import affine_digits
 

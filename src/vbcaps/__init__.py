@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from vbcaps.prior import Prior
     from vbcaps.weights.shipped import load
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "CapsNet",

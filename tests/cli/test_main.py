@@ -9,6 +9,7 @@ import subprocess
 import sys
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,10 +20,11 @@ from typer.testing import CliRunner
 
 import vbcaps.data
 from vbcaps.cli import main as cli
-from vbcaps.cli import progress
+from vbcaps.cli import progress, report
 from vbcaps.cli.flags import NOT_FLAGS
-from vbcaps.cli.main import ABOUT, app
-from vbcaps.data import read_image
+from vbcaps.cli.help import FRAMED
+from vbcaps.cli.main import app
+from vbcaps.data import FACTS, read_image
 from vbcaps.figures import run as pictures
 from vbcaps.training.checkpoint import RunError, load_weights, pack_weights, read_recipe
 from vbcaps.training.loop import Event, Interrupted, evaluate, fit, prepare
@@ -32,7 +34,16 @@ from vbcaps.weights import shipped
 
 SHAPES = ("circle", "square", "triangle")
 SETTINGS = dict(
-    arch="16,4,4,4", crop="20", pad="1", iters="2", batch="8", lr="0.01", loss_on="logits", warmup="0", device="cpu"
+    arch="16,4,4,4",
+    crop="20",
+    pad="1",
+    iters="2",
+    batch="8",
+    lr="0.01",
+    loss_on="logits",
+    warmup="0",
+    validation="0",
+    device="cpu",
 )  # 20x20 is the smallest image a network takes
 
 
@@ -86,8 +97,8 @@ def few(tmp_path_factory):
 def trained(tmp_path_factory):
     """(folder of images, folder of a run that learned them, what it printed)."""
     folder = tmp_path_factory.mktemp("trained")
-    images = draw_shapes(folder / "shapes", 60)
-    said = run("train", "--data", images, *SMALL, "--epochs", 16, "--out", folder / "run")
+    images = draw_shapes(folder / "shapes", 40)
+    said = run("train", "--data", images, *SMALL, "--epochs", 12, "--out", folder / "run")
     return images, folder / "run", said
 
 
@@ -100,7 +111,7 @@ def in_a_folder_of_its_own(tmp_path, monkeypatch):
 def test_a_folder_of_shapes_is_learned(trained):
     images, folder, said = trained
     test = json.loads((folder / "result.json").read_text())["test"]
-    assert test["count"] == 36
+    assert test["count"] == 24
     assert test["error"] <= 0.2
     assert f"accuracy {100 * (1 - test['error']):.2f}%" in said
     assert [row["name"] for row in test["per_class"]] == list(SHAPES)
@@ -110,8 +121,8 @@ def test_a_folder_of_shapes_is_learned(trained):
 def test_elsewhere_than_in_a_terminal_an_epoch_is_a_plain_line(trained):
     _, _, said = trained
     assert "\x1b" not in said
-    for epoch in range(1, 17):
-        assert f"epoch {epoch}/16 loss" in said
+    for epoch in range(1, 13):
+        assert f"epoch {epoch}/12 loss" in said
     assert "images/s" in said
     assert "left" in said
 
@@ -130,10 +141,10 @@ def test_eval_gives_what_the_run_recorded_and_draws_it(trained):
     said = run("eval", folder, "--picture", "c.png")
     assert f"error {100 * error:.2f}%" in said
     for name in SHAPES:
-        assert f"{name} 12" in said
+        assert f"{name} 8" in said
     assert Path("c.png").exists()
     assert "95% interval" in run("eval", folder / "last.safetensors", "--crops", 5)
-    assert "36 images" in run("eval", folder, "--data", images)  # what was held out of its own
+    assert "24 images" in run("eval", folder, "--data", images)  # what was held out of its own
 
 
 def test_eval_takes_all_images_that_it_was_not_trained_on(trained):
@@ -151,7 +162,7 @@ def test_eval_takes_all_images_that_it_was_not_trained_on(trained):
 def test_eval_knows_the_images_it_was_trained_on_wherever_they_lie(trained, monkeypatch):
     images, folder, _ = trained
     shutil.copytree(images, "moved")
-    assert "36 images" in run("eval", folder, "--data", "moved")
+    assert "24 images" in run("eval", folder, "--data", "moved")
     monkeypatch.chdir("moved")
     draw_shapes(Path("shapes"), 4, seed=1)  # called as the folder that it was trained on
     assert "12 images" in run("eval", folder, "--data", "shapes")
@@ -298,18 +309,20 @@ def test_predict_takes_the_newest_run(few):
     assert ", ".join(shipped.names()) in " ".join(said.split())
     for seed in (0, 1):
         run("train", "--data", few, *SMALL, "--epochs", 1, "--seed", seed, "--quiet")
-    os.utime("runs/shapes-0/last.safetensors", (2e9, 2e9))
-    assert "by runs/shapes-0/last.safetensors" in run("predict", few / "circle" / "0.png")
+    os.utime("runs/shapes-1/last.safetensors", (2e9, 2e9))
+    assert "by runs/shapes-1/last.safetensors" in run("predict", few / "circle" / "0.png")
+    assert "by runs/shapes-2/last.safetensors" in run("predict", few / "circle" / "0.png", "--weights", "runs/latest")
+    assert "runs/shapes-2 is finished" in run("train", "--resume", "runs/latest")
 
 
 def test_quiet_says_nothing_and_no_run_overwrites_another(few):
     quick = ("train", "--data", few, *SMALL, "--epochs", 1, "--quiet")
     for _ in range(2):
         assert run(*quick) == ""
-    assert sorted(path.name for path in Path("runs").iterdir()) == ["shapes-0", "shapes-0-2"]
-    before = Path("runs/shapes-0/result.json").read_bytes()
-    assert "already holds a run" in run(*quick, "--out", "runs/shapes-0", code=1)
-    assert Path("runs/shapes-0/result.json").read_bytes() == before
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["latest", "shapes-1", "shapes-2"]
+    before = Path("runs/shapes-1/result.json").read_bytes()
+    assert "already holds a run" in run(*quick, "--out", "runs/shapes-1", code=1)
+    assert Path("runs/shapes-1/result.json").read_bytes() == before
 
 
 def test_seeds_are_named_and_averaged(few):
@@ -330,7 +343,7 @@ def test_seeds_are_named_and_averaged(few):
 
 def test_a_validation_share_leaves_the_test_set_alone_and_its_best_weights_are_used(few):
     said = run("train", "--data", few, *SMALL, "--epochs", 2, "--validation", 0.25, "--out", "run")
-    assert "validation error" in said
+    assert "lowest validation error" in said
     assert "test:" not in said
     assert {path.name for path in Path("run").glob("*.png")} == {"curves.png", "predictions.png"}
     assert "by run/best.safetensors" in run("predict", few / "circle" / "0.png", "--weights", "run")
@@ -352,7 +365,7 @@ def test_interrupted_it_says_how_to_go_on_and_going_on_ends_the_run(few):
     with subprocess.Popen([*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            if "epoch" in line:
+            if line.startswith("epoch"):
                 break
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
@@ -367,7 +380,7 @@ def test_interrupted_it_says_how_to_go_on_and_going_on_ends_the_run(few):
     assert "another recipe" in message
     assert "lr was 0.01, is now 0.03" in message
     assert "another recipe" in run("train", "smallnorb", "--resume", "run", code=1)
-    assert "leave --out away" in run("train", "--resume", "run", "--out", "other", code=2)
+    assert "--out cannot be used with --resume" in run("train", "--resume", "run", "--out", "other", code=2)
     assert not Path("run/result.json").exists()
 
 
@@ -418,6 +431,7 @@ def test_resume_goes_on(few):
         ("--device tpu", "device must be auto, cpu, cuda"),
         ("smallnorb_fats", "did you mean 'smallnorb_fast'?"),
         ("nothing-like-it", "`vbcaps recipes` lists them"),
+        ("..", "your own images are given as --data .."),
         ("default more", "more"),
     ],
 )
@@ -446,7 +460,7 @@ def broken_folders(folder: Path) -> dict[str, str]:
         "one": "has one class only",
         "hollow": "star: has no images",
         "unreadable": "1.png: cannot be read as an image",
-        "missing": "neither a dataset nor a folder",
+        "missing": "missing is not a folder",
     }
 
 
@@ -552,11 +566,10 @@ def test_every_flag_becomes_its_field(monkeypatch):
         ("loss_on", "--loss-on activations", "activations"),
         ("nu0", "--nu0 20", 20.0),
         ("nu0", "--nu0 none", None),
-        ("data", "--data my/images", "my/images"),
         ("validation", "--validation 0.1", 0.1),
     ):
         run("train", "--device", "cpu", *words.split())
-        assert seen[-1] == dataclasses.replace(base, **{field: value})
+        assert seen[-1] == base.with_fields(**{field: value})
 
 
 def test_a_recipe_is_shown_with_the_fields_that_it_uses():
@@ -576,23 +589,21 @@ def test_recipes_are_listed_with_the_papers_numbers():
     said = run("recipes")
     for name in RECIPES:
         assert f"{name.removesuffix('_fast')} " in said
-    assert "smallnorb 64,16,16,16 vb 169,802 350 / 100 1.6 ± 0.06" in said
+    assert "smallnorb 64,16,16,16 vb 169,802 350/100 1.6 ± 0.06" in said
     assert "cifar10_residual 64,16,32,32 residual vb" in said
-    assert "affnist_cnn 64,64,72,72 none: cnn 169,082" in said
+    assert "affnist_cnn 64,64,72,72 cnn 169,082" in said
 
 
 def test_what_is_said_of_a_dataset_is_true_of_its_images():
-    assert tuple(ABOUT) == vbcaps.data.DATASETS
-    sample = vbcaps.data.load("sample")
-    channels, classes, side, what = ABOUT["sample"]
-    assert sample.train.images.shape[1:] == (channels, side, side)
-    assert len(sample.classes) == classes
-    assert what.startswith(f"{len(sample.train.labels) + len(sample.test.labels):,} ")
+    sample, facts = vbcaps.data.load("sample"), FACTS["sample"]
+    assert sample.train.images.shape[1:] == (facts.channels, facts.side, facts.side)
+    assert len(sample.classes) == facts.classes
+    assert facts.about.startswith(f"{len(sample.train.labels) + len(sample.test.labels):,} ")
 
 
 def test_data_list_check_and_fetch(tmp_path, monkeypatch):
     said = run("data", "list")
-    for name in vbcaps.data.DATASETS:
+    for name in FACTS:
         assert name in said
     assert str(tmp_path / "data") in said
     assert "in elsewhere" in run("data", "list", "--data-folder", "elsewhere")
@@ -634,7 +645,10 @@ def test_progress_in_a_terminal_and_elsewhere(monkeypatch, terminal):
         display(event("end", step=10))
     shown = screen.getvalue()
     assert "seed 4  something [of] note" in shown
-    assert "epoch 2/3  loss 1.250  error 12.50%  validation 25.00%  4,321 images/s  1 min 15 s left" in shown
+    assert (
+        "epoch 2/3  loss 1.250  training error 12.50%  validation error 25.00%  4,321 images/s  1 min 15 s left"
+        in shown
+    )
     assert ("\x1b[" in shown) == terminal
     assert "loss" not in live or terminal  # plain lines are for whole epochs, unless one takes long
 
@@ -665,3 +679,51 @@ def test_the_example_runs():
     for name in ("vb ", "em ", "dynamic "):
         assert f"{name} " in ended.stdout
     assert "nats learned" in ended.stdout
+
+
+def test_own_images_are_tried_as_they_come(few):
+    """Nothing but a folder: what was chosen is said and recorded; each choice can be made otherwise."""
+    said = run("train", "--data", few, "--epochs", 2, "--arch", "8,2,2,2", "--device", "cpu")
+    assert "3 classes (circle, square, triangle): 18 images to train on, 6 to test" in said
+    assert "too few images to choose the best epoch by" in said
+    assert "network input 28x28 (the shorter side of the images is 24, in the median)" in said
+    assert "few images: batches of 8" in said
+    assert "test: error" in said
+    recipe = read_recipe(Path("runs/latest"))
+    assert (recipe.flip, recipe.validation, recipe.crop, recipe.batch) == (False, 0.0, 28, 8)
+    own = ("--flip", "--validation", 0.25, "--crop", 20, "--batch", 4, "--out", "own", "--quiet")
+    assert run("train", "--data", few, "--epochs", 1, "--arch", "8,2,2,2", "--device", "cpu", *own) == ""
+    recipe = read_recipe(Path("own"))
+    assert (recipe.flip, recipe.validation, recipe.crop, recipe.batch, recipe.test) == (True, 0.25, 20, 4, False)
+
+
+def test_a_network_that_knows_its_images_by_heart_is_told_of():
+    result = SimpleNamespace(
+        seed=0, test=None, familiar=None, validation=0.4, best_epoch=3, train_error=0.0, recipe=RECIPES["default"](),
+        weights=Path("w"), folder=Path("run"), epochs=4, seconds=1.0, parameters=7,
+    )  # fmt: skip
+    result.recipe = dataclasses.replace(result.recipe, brightness=0.3, flip=False)
+    for train_error, told in ((0.0, True), (0.3, False), (0.19, True)):
+        result.train_error = train_error
+        with report.console.capture() as captured:
+            report.say_results([result])
+        assert ("knows its training images by heart" in captured.get()) == told
+    result.train_error = 0.0
+    assert "far below the validation error" in report.by_heart(result)
+    assert "--rotate 10 --zoom 0.2 changes them" in report.by_heart(result)
+    assert "--flip" in report.by_heart(result)
+    result.validation, result.test = None, SimpleNamespace(error=0.5)
+    assert not report.by_heart(result)  # a paper's dataset
+    result.recipe = dataclasses.replace(result.recipe, data="photos")
+    assert "far below the test error" in report.by_heart(result)
+
+
+@pytest.mark.parametrize("words", ["", "train", "eval", "predict", "recipes", "data", "data list"])
+@pytest.mark.parametrize("width", [50, 60, 80, 120])
+def test_help_names_every_flag_whole_and_no_type_of_a_switch(words, width):
+    result = CliRunner().invoke(app, [*words.split(), "--help"], env={"COLUMNS": str(width)})
+    assert "bool" not in result.output
+    assert width < FRAMED or max(map(len, result.output.splitlines())) <= width  # the runner wraps plain text at 80
+    if words == "train":
+        for field in dataclasses.fields(Recipe):
+            assert field.name in NOT_FLAGS or flag(field.name) in result.output

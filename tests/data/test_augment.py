@@ -28,9 +28,7 @@ VIEWS = {
 }
 TURNED = {
     "turned, bicubic": View(crop=8, rotate=20.0, zoom=0.2, resample="bicubic"),
-    "turned, sharpened": View(
-        crop=8, flip=True, rotate=20.0, zoom=0.2, stretch=0.3, sharpness=1.0, cutout=3, fill="edge"
-    ),
+    "turned, edges": View(crop=8, flip=True, rotate=20.0, zoom=0.2, stretch=0.3, cutout=3, fill="edge"),
 }
 
 
@@ -243,7 +241,7 @@ def test_bicubic_windows_are_sums_over_sixteen_pixels(flip, fill):
 @pytest.mark.parametrize("resample", ["bilinear", "bicubic"])
 @pytest.mark.parametrize(
     "changes",
-    [dict(rotate=40.0), dict(zoom=0.5), dict(sharpness=1.0), dict(contrast=1.0), dict(rotate=40.0, sharpness=0.5)],
+    [dict(rotate=40.0), dict(zoom=0.5), dict(contrast=1.0), dict(rotate=40.0, contrast=0.5)],
 )
 def test_an_image_in_a_frame_of_its_mean_has_no_edge(changes, resample):
     """Whatever is mixed with the frame: the image is as grey as the mean all over, and must be 0 as all around it."""
@@ -269,18 +267,6 @@ def test_a_view_that_may_turn_but_does_not_is_the_plain_one():
     torch.testing.assert_close(turned, View(crop=8).train(images, u[:, :2]), atol=1e-5, rtol=1e-5)
 
 
-def test_sharpness_moves_a_crop_towards_or_away_from_that_which_scipy_blurs():
-    view, images = View(crop=9, standardise="none", contrast=0.2, sharpness=0.8, cutout=3), images_of(6)
-    u = torch.rand(6, view.draws)
-    plain = View(crop=9, standardise="none", contrast=0.2).train(images, u[:, :3])
-    blurred = plain.double().numpy()
-    for axis in (2, 3):
-        blurred = scipy.ndimage.convolve1d(blurred, [0.25, 0.5, 0.25], axis, mode="nearest")
-    factor = 1 + 0.8 * (2 * u[:, 3, None, None, None].double().numpy() - 1)
-    expected = (blurred + factor * (plain.numpy() - blurred)) * view.outside_squares(u).numpy()
-    np.testing.assert_allclose(view.train(images, u).numpy(), expected, atol=1e-6)
-
-
 def test_cutout_blanks_a_square_anywhere():
     view, images = View(crop=8, cutout=4), images_of(300, 1)
     u = torch.rand(300, 4)
@@ -296,14 +282,6 @@ def test_cutout_blanks_a_square_anywhere():
         square[rows[0] : rows[-1] + 1, cols[0] : cols[-1] + 1] = True
         assert torch.equal(x[k, 0] == 0, square | (plain[k, 0] == 0))
     assert blank.float().mean((0, 1)).min() > 0.05  # every pixel is, sometimes
-
-
-def test_several_squares_are_one_after_the_other():
-    images, u = images_of(20, 1), torch.rand(20, 8)
-    expected = View(crop=8).train(images, u[:, :2])
-    for at in (u[:, 2:4], u[:, 4:6], u[:, 6:8]):
-        expected[View(crop=8, cutout=3).train(images, torch.cat([u[:, :2], at], 1)) == 0] = 0
-    assert torch.equal(View(crop=8, cutout=3, cutouts=3).train(images, u), expected)
 
 
 @pytest.mark.parametrize("n", [1, 4, 5])
@@ -322,28 +300,6 @@ def test_mixup_blends_neighbours_and_their_labels(n):
         assert torch.equal(torch.cat([half[0] for half in halves]), mixed)
 
 
-def test_a_share_of_every_pixel_blends_labels_by_its_mean():
-    x, y = torch.rand(2, 1, 4, 4), torch.tensor([0, 1])
-    share = torch.zeros(2, 1, 4, 4)
-    share[0, :, :2, :2] = 1  # a quarter of the first is the second's
-    mixed, labels = mixup(x, y, share, 2)
-    assert torch.equal(mixed[0, :, :2, :2], x[1, :, :2, :2])
-    assert torch.equal(mixed[0, :, 2:], x[0, :, 2:])
-    assert torch.equal(mixed[1], x[1])
-    assert torch.equal(labels, torch.tensor([[0.75, 0.25], [0.0, 1.0]]))
-
-
-@pytest.mark.parametrize("squares", [1, 3])
-def test_squares_that_are_pasted_are_those_that_would_be_blanked(squares):
-    images, u = images_of(20, 1), torch.rand(20, 2 + 2 * squares)
-    blanked = View(crop=8, cutout=3, cutouts=squares).train(images, u)
-    pasted = View(crop=8, cutout=3, cutouts=squares, paste=True)
-    x, outside = pasted.train(images, u), pasted.outside_squares(u)
-    assert torch.equal(x, View(crop=8).train(images, u[:, :2]))  # nothing is done to them yet
-    assert torch.equal(x * outside, blanked)
-    assert not torch.equal(x, blanked)
-
-
 def test_an_image_does_not_depend_on_its_batch():
     images, view = images_of(6), VIEWS["all"]
     u = torch.rand(6, view.draws)
@@ -358,9 +314,6 @@ def test_draws():
         *(3, 4, 4, 5),
     ]
     assert View(crop=4, flip=True, rotate=9.0, stretch=0.1, cutout=2).draws == 7
-    assert [View(crop=4, cutout=c, cutouts=3).draws for c in (0, 2)] == [2, 8]
-    assert View(crop=4, cutout=2, paste=True).draws == 4
-    assert [View(crop=4, sharpness=v, cutout=2).draws for v in (0, 0.5)] == [4, 5]
     assert [View(crop=4, rotate=r, zoom=z, cutout=c).draws for r in (0, 9) for z in (0, 0.1) for c in (0, 2)] == [
         *(2, 4, 3, 5),
         *(3, 5, 4, 6),
@@ -369,7 +322,7 @@ def test_draws():
 
 def test_a_view_travels_as_json():
     view = View(crop=8, standardise="dataset", flip=True).fit(Split(images_of(), torch.zeros(5).long()))
-    assert View(**json.loads(json.dumps(dataclasses.asdict(view)))) == view
+    assert View.from_json(json.loads(json.dumps(dataclasses.asdict(view)))) == view
 
 
 @pytest.mark.parametrize(
@@ -382,12 +335,10 @@ def test_a_view_travels_as_json():
         (dict(brightness=-0.1), "brightness must be from 0 to 1"),
         (dict(contrast=2.0), "contrast must be from 0 to 1"),
         (dict(resample="nearest"), "resample must be one of .*'bicubic'.*, got 'nearest'"),
-        (dict(sharpness=1.1), "sharpness must be from 0 to 1, got 1.1"),
         (dict(rotate=-1.0), "rotate must be from 0 to 180, got -1"),
         (dict(zoom=1.0), "zoom must be from 0 to 0.9, got 1"),
         (dict(stretch=-0.1), "stretch must be from 0 to 0.9, got -0.1"),
         (dict(cutout=9), "cutout must be from 0 to 8, got 9"),
-        (dict(cutouts=0), "cutouts must be at least 1, got 0"),
         (dict(place=True, pad=2), "pad must be 0"),
         (dict(place=True, fill="mean"), "place"),
         (dict(standardise="crop", fill="mean"), "crop"),

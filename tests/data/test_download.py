@@ -112,7 +112,7 @@ def test_a_wrong_file_never_gets_the_name(server, mnist, tmp_path):
     name = mnist[0].name
     server.files[f"/first/{name}"] = server.files[f"/second/{mnist[2].name}"]
     server.files[f"/second/{name}"] = b"<html>sorry</html>"
-    with pytest.raises(DataError, match="what came is not the published file"):
+    with pytest.raises(DataError, match="the download is not the published file"):
         fetch("mnist", tmp_path)
     assert list((tmp_path / "mnist").iterdir()) == []
 

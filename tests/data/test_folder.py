@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from vbcaps.data import DataError, load, read_image
+from vbcaps.data.folder import survey
 
 RED, GREEN = (250, 0, 0), (0, 250, 0)
 
@@ -163,7 +164,65 @@ def test_folders_that_are_no_dataset(tmp_path):
         load(tmp_path)
     save(tmp_path / "green" / "0.png", GREEN)
     save(tmp_path / "green" / "1.png", GREEN)
-    with pytest.raises(DataError, match="red: one image only"):
+    with pytest.raises(DataError, match="red: has one image only"):
         load(tmp_path)
     shutil.copy(tmp_path / "red" / "0.png", tmp_path / "red" / "1.png")
     assert load(tmp_path).test.labels.tolist() == [0, 1]
+
+
+def test_a_folder_of_its_own_chooses_the_best_epoch(tmp_path):
+    for name, n in dict(train=4, val=3, test=2).items():
+        colours(tmp_path / name, n=n)
+    data = load(tmp_path)
+    assert data.validation is not None
+    assert [len(split.labels) for split in (data.train, data.validation, data.test)] == [8, 6, 4]
+    save(tmp_path / "val" / "blue" / "0.png", (0, 0, 255))
+    with pytest.raises(DataError, match="classes of train and val differ: blue"):
+        load(tmp_path)
+
+
+def test_a_survey_counts_what_is_then_loaded(tmp_path):
+    colours(tmp_path / "photos", n=7)  # widths of 20 to 26 by 40, and 40 by 30
+    found, data = survey(tmp_path / "photos"), load(tmp_path / "photos")
+    assert found.classes == data.classes
+    assert list(found.train) == data.train.labels.bincount().tolist()
+    assert (found.test, found.validation) == (len(data.test.labels), 0)
+    assert found.side == sorted([*range(20, 27), *[30] * 7])[7]
+    colours(tmp_path / "parted" / "train", n=4)
+    colours(tmp_path / "parted" / "test", n=3)
+    colours(tmp_path / "parted" / "val", n=2)
+    found = survey(tmp_path / "parted")
+    assert (found.train, found.validation, found.test) == ((4, 4), 4, 6)
+
+
+def test_files_that_are_not_read_are_told_of(tmp_path):
+    colours(tmp_path, n=3)
+    assert survey(tmp_path).left_out == ()
+    for path in ("__MACOSX/red/._1.png", "red/Thumbs.db", ".DS_Store"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(b"")
+    assert survey(tmp_path).left_out == ()
+    save(tmp_path / "stray.png", 7)
+    for k in range(2):
+        (tmp_path / "red" / f"{k}.heic").write_bytes(b"")
+    images, others = survey(tmp_path).left_out
+    assert images == f"1 image in no class folder, left out: {tmp_path / 'stray.png'}"
+    assert others == f"2 files of no known image format, left out: {tmp_path / 'red' / '0.heic'}"
+    assert len(load(tmp_path).train.labels) == 4
+
+
+def test_all_damaged_files_are_named_at_once(tmp_path):
+    colours(tmp_path, n=9)
+    for k in range(7):
+        (tmp_path / "red" / f"{k}.png").write_bytes(b"no image")
+    for read in (survey, load):
+        with pytest.raises(DataError) as caught:
+            read(tmp_path)
+        assert all(f"red/{k}.png: cannot be read as an image" in str(caught.value) for k in range(5))
+        assert str(caught.value).endswith("; and 2 more")
+
+
+def test_a_folder_too_far_up_is_pointed_down(tmp_path):
+    colours(tmp_path / "up" / "photos", n=3)
+    with pytest.raises(DataError, match=r"has one class only, photos: .*did you mean .*up/photos"):
+        load(tmp_path / "up")

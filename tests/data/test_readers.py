@@ -10,7 +10,7 @@ import official_files as official
 import pytest
 import torch
 
-from vbcaps.data import DATASETS, DataError, Dataset, Split, data_folder, hold_out, load, viewpoints
+from vbcaps.data import FACTS, DataError, Dataset, Split, data_folder, hold_out, load, viewpoints
 from vbcaps.data import official as table
 from vbcaps.data.cifar10 import read_pickle
 from vbcaps.data.resize import resize
@@ -278,7 +278,7 @@ def test_arrays_with_objects_are_refused(tmp_path):
 
 
 def test_missing_files_say_what_to_do(tmp_path):
-    for name in DATASETS[1:]:
+    for name in list(FACTS)[1:]:
         with pytest.raises(DataError, match=r"is missing.*vbcaps data fetch .*by hand"):
             load(name, tmp_path)
 
@@ -365,7 +365,7 @@ def test_hold_out_leaves_no_class_empty():
     few = split_of(n=10, classes=5)
     for fraction in (0.01, 0.99):
         assert [part.labels.bincount().tolist() for part in hold_out(few, fraction, 0)] == [[1] * 5] * 2
-    with pytest.raises(DataError, match="class 4 has one of images"):
+    with pytest.raises(DataError, match="class 4 has one image only"):
         hold_out(split_of(n=9, classes=5), 0.5, 0)
     with pytest.raises(ValueError, match="fraction must be between 0 and 1, got 1"):
         hold_out(few, 1, 0)
@@ -385,7 +385,7 @@ def test_hold_out_of_objects_leaves_none_in_both_parts():
         assert sorted(c for c, _ in held) == [0, 1, 2]
         chosen |= held
     assert len(chosen) == 15
-    with pytest.raises(DataError, match="of which object"):
+    with pytest.raises(DataError, match="objects can be held out of smallNORB only"):
         hold_out(split_of(n=10, classes=5), 0.2, 0, "objects")
     with pytest.raises(ValueError, match=r"what must be one of .*, got 'toys'"):
         hold_out(split, 0.2, 0, "toys")

@@ -157,7 +157,7 @@ def test_a_run_from_before_a_field_was_there_goes_on(tmp_path, tiny_data, finish
     folder = half_way(finished, tmp_path)
     tensors, about = checkpoint.unpack((folder / "state.safetensors").read_bytes(), "state")
     for recipe in (fields := json.loads((folder / "recipe.json").read_text())), about["recipe"]:
-        for field in ("paste", "resample"):
+        for field in ("stretch", "resample"):
             del recipe[field]
     (folder / "recipe.json").write_text(json.dumps(fields))
     (folder / "state.safetensors").write_bytes(checkpoint.pack(tensors, about))

@@ -5,6 +5,7 @@ import dataclasses
 import inspect
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
@@ -36,25 +37,26 @@ def recipe_flags(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def given(fields: dict[str, Any]) -> dict[str, Any]:
-    """Of what the command line parsed, the fields that the user named."""
+    """Return the fields that the user named on the command line."""
     return {field: None if value is NONE else value for field, value in fields.items() if value is not None}
 
 
 def changed(name: str, fields: dict[str, Any]) -> Recipe:
-    """The recipe of that name with fields changed; a bad name or value ends the program with the nearest good one."""
+    """Return the recipe of that name with fields changed; a bad name or value ends the program with a hint."""
     if name not in RECIPES:
+        hint = f"; your own images are given as --data {name}" if Path(name).is_dir() else nearest(name, RECIPES)
         raise typer.BadParameter(
-            f"there is no recipe {name!r}{nearest(name, RECIPES)} (`vbcaps recipes` lists them)", param_hint="RECIPE"
+            f"there is no recipe {name!r}{hint} (`vbcaps recipes` lists them)", param_hint="RECIPE"
         )
     recipe = RECIPES[name]()
     try:
-        return dataclasses.replace(recipe, **_left_behind(recipe, fields) | fields)
+        return recipe.with_fields(**_left_behind(recipe, fields) | fields)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint=f"recipe '{name}'") from error
 
 
 def _left_behind(recipe: Recipe, fields: dict[str, Any]) -> dict[str, Any]:
-    """With another network or routing, the recipe's fields that are not for it, back at their defaults."""
+    """Return defaults for the recipe's fields that another network or routing does not have."""
     if "network" not in fields and "routing" not in fields:
         return {}
     network, routing = fields.get("network", recipe.network), fields.get("routing", recipe.routing)
@@ -68,7 +70,7 @@ def _flag(field: dataclasses.Field, kind: Any, group: str) -> inspect.Parameter:
     about: dict[str, Any] = dict(help=field.metadata["help"], rich_help_panel=group, show_default=False)
     annotation: Any
     if kind is bool:
-        annotation = Annotated[bool | None, typer.Option(f"{name}/--no{name[1:]}", **about)]
+        annotation = Annotated[bool | None, typer.Option(f"{name}/--no{name[1:]}", metavar="", **about)]
     else:
         one, optional = _kind(kind)
         about |= dict(metavar=_metavar(one), parser=parser_of(kind))
@@ -83,18 +85,18 @@ def _metavar(kind: Any) -> str:
 
 
 def _kind(kind: Any) -> tuple[Any, bool]:
-    """A field's type without None, and whether it may be that."""
+    """Return a field's type without None, and whether the field may be None."""
     optional = isinstance(kind, types.UnionType)
-    (one,) = (part for part in get_args(kind) if part is not type(None)) if optional else (kind,)
+    (one,) = (member for member in get_args(kind) if member is not type(None)) if optional else (kind,)
     return one, optional
 
 
 def parser_of(kind: Any) -> Callable[[Any], Any]:
-    """From a word to a value of that type; whether the value is allowed is for the recipe to say."""
+    """Return a function from a word to a value of that type; the recipe checks whether the value is allowed."""
     kind, optional = _kind(kind)
 
     def parse(text: Any) -> Any:
-        if not isinstance(text, str):  # what is parsed already comes by a second time
+        if not isinstance(text, str):  # typer calls this again with the parsed value
             return text
         if optional and text.lower() == "none":
             return NONE

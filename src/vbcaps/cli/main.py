@@ -15,7 +15,10 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from vbcaps.cli.help import Command, Group
 from vbcaps.cli.report import complain, console, draw, percent, say, say_evaluation, table
+from vbcaps.cli.runs import newest_run, resolved
+from vbcaps.data import FACTS
 
 if TYPE_CHECKING:
     import torch
@@ -23,26 +26,15 @@ if TYPE_CHECKING:
     from vbcaps.training.recipe import Recipe
     from vbcaps.training.runlog import Data
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-data_app = typer.Typer(no_args_is_help=True, help="List, fetch and check datasets.")
+app = typer.Typer(cls=Group, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+data_app = typer.Typer(cls=Group, no_args_is_help=True, help="List, fetch and check datasets.")
 app.add_typer(data_app, name="data")
 
-RUNS = Path("runs")
 DRAWN = 60  # images in the picture of `predict`
-# Channels, classes and side of the training images of each dataset, and what it is: known without its files.
-ABOUT = {
-    "sample": (1, 10, 28, "9,000 images of Fashion-MNIST, in the package"),
-    "smallnorb": (2, 5, 48, "48,600 stereo pairs of 50 toys, resized from 96x96"),
-    "fashion-mnist": (1, 10, 28, "70,000 articles of clothing"),
-    "mnist": (1, 10, 28, "70,000 handwritten digits"),
-    "affnist": (1, 10, 28, "MNIST to train, digits under affine maps to test"),
-    "svhn": (3, 10, 32, "99,289 house numbers, the core training set"),
-    "cifar10": (3, 10, 32, "60,000 small photographs"),
-}
 
 DataFolder = Annotated[
     Path | None,
-    typer.Option(metavar="FOLDER", help="where datasets lie; else VBCAPS_DATA, else the user's cache"),
+    typer.Option(metavar="FOLDER", help="folder of the datasets; default: VBCAPS_DATA, or the user's cache"),
 ]
 Device = Annotated[str, typer.Option(metavar="NAME", help="auto (a GPU where there is one), cpu, cuda or cuda:1")]
 DatasetName = Annotated[str, typer.Argument(metavar="DATASET", help="see `vbcaps data list`")]
@@ -65,7 +57,7 @@ def say_version(wanted: bool) -> None:
 @app.callback()
 def vbcaps(
     version: Annotated[
-        bool, typer.Option("--version", callback=say_version, is_eager=True, help="print the version")
+        bool, typer.Option("--version", metavar="", callback=say_version, is_eager=True, help="print the version")
     ] = False,
 ) -> None:
     """Capsule routing via Variational Bayes: train, test and use capsule networks.
@@ -86,7 +78,7 @@ def train(context: typer.Context) -> None:
     app(context.args, prog_name="vbcaps train")
 
 
-@app.command("eval")
+@app.command("eval", cls=Command)
 def evaluate_weights(
     weights: Annotated[Path, typer.Argument(help="a weights file, the folder of a run, or a name as smallnorb")],
     crops: Annotated[int, typer.Option(metavar="INT", help="average over 1, 5 or a square number of crops")] = 1,
@@ -101,7 +93,9 @@ def evaluate_weights(
     data_folder: DataFolder = None,
     device: Device = "auto",
     picture: Annotated[Path | None, typer.Option(metavar="FILE", help="draw the confusion matrix, as PNG")] = None,
-    record: Annotated[bool, typer.Option("--record", help="write what several crops give beside result.json")] = False,
+    record: Annotated[
+        bool, typer.Option("--record", metavar="", help="write what several crops give beside result.json")
+    ] = False,
 ) -> None:
     """Test a network: its error with a 95% interval, and by class. The recipe is in the weights file."""
     if record and data is not None:
@@ -168,10 +162,10 @@ def own_images(
 
 def side_of(recipe: "Recipe") -> int:
     """Of the images that its view crops or frames."""
-    return recipe.image_size or (recipe.crop if recipe.data else ABOUT[recipe.dataset][2])
+    return recipe.image_size or (recipe.crop if recipe.data else FACTS[recipe.dataset].side)
 
 
-@app.command()
+@app.command(cls=Command)
 def predict(
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="images of any size, or folders of them")],
     weights: Annotated[
@@ -209,34 +203,40 @@ def predict(
         draw(lambda: predictions(pixels[:DRAWN].numpy(), scores[:DRAWN].numpy(), classes, picture))
 
 
-@app.command()
+@app.command(cls=Command)
 def recipes(
     recipe: Annotated[
         str | None, typer.Argument(metavar="RECIPE", help="show this one, its fields and their values")
     ] = None,
 ) -> None:
-    """List the recipes: one for each experiment of the paper, with its error, and the default; or show one."""
-    from vbcaps.training.recipes import RECIPES, paper, parameters
+    """List the recipes, one for each experiment of the paper and the default; or show the fields of one."""
+    from vbcaps.training.recipes import EXPERIMENTS, RECIPES, parameters
 
     if recipe is not None:
         show_recipe(recipe)
         return
-    rows = table("recipe", "network", "routing", numbers=("parameters", "epochs", "paper"))
+    rows = table("recipe", "network", "routing", numbers=("parameters", "epochs", "paper"), spare=["parameters"])
     for name, make in RECIPES.items():
         one = make()
         if name.endswith("_fast"):
             continue
         network = ",".join(map(str, one.arch)) + ("" if one.stem == "conv" else f" {one.stem}")
-        twin = f" / {RECIPES[f'{name}_fast']().epochs}" if f"{name}_fast" in RECIPES else ""
-        routing = one.routing if one.network == "caps" else f"none: {one.network}"
-        rows.add_row(name, network, routing, f"{parameters(name):,}", f"{one.epochs}{twin}", paper(name) or "")
-    say(rows, "paper: its test error in %. After the slash, the epochs of a fast twin in larger batches: NAME_fast.")
+        twin = f"/{RECIPES[f'{name}_fast']().epochs}" if f"{name}_fast" in RECIPES else ""
+        routing = one.routing if one.network == "caps" else one.network
+        rows.add_row(
+            name, network, routing, f"{parameters(name):,}", f"{one.epochs}{twin}", EXPERIMENTS[name].paper or ""
+        )
+    say(
+        rows,
+        "paper: its test error in %; epochs: of NAME / of its fast twin, NAME_fast; `vbcaps recipes NAME` shows more",
+    )
 
 
 def show_recipe(name: str) -> None:
-    """Every field that the recipe uses, and what it means."""
+    """Print every field that the recipe uses, its value and its meaning."""
     from vbcaps.cli.flags import changed
     from vbcaps.training.recipe import not_for
+    from vbcaps.training.recipes import experiment_of, parameters
 
     chosen = changed(name, {})
     rows = table("field", "value", "meaning")
@@ -245,10 +245,12 @@ def show_recipe(name: str) -> None:
             value = getattr(chosen, field.name)
             words = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
             rows.add_row(field.name, words, field.metadata["help"])
-    say(rows, f"`vbcaps train {name}` takes each as a flag, as --epochs {chosen.epochs}")
+    paper = experiment_of(name).paper
+    say(rows, f"{parameters(name):,} parameters" + (f", the paper's test error {paper}%" if paper else ""))
+    say(f"`vbcaps train {name}` takes each field as a flag, for example --epochs {chosen.epochs}")
 
 
-@data_app.command("list")
+@data_app.command("list", cls=Command)
 def list_data(data_folder: DataFolder = None) -> None:
     """List the datasets, and whether their files are there."""
     with clear_errors():
@@ -256,13 +258,13 @@ def list_data(data_folder: DataFolder = None) -> None:
 
         folder = data.data_folder(data_folder)
         rows = table("dataset", "what", "files")
-        for name, (*_, what) in ABOUT.items():
+        for name, facts in FACTS.items():
             there = "in the package" if name == "sample" else "yes" if (folder / name).is_dir() else "no"
-            rows.add_row(name, what, there)
-        say(rows, f"files lie in {folder}, a folder for each dataset; `vbcaps data fetch DATASET` fetches them")
+            rows.add_row(name, facts.about, there)
+        say(rows, f"files are in {folder}, one folder for each dataset; `vbcaps data fetch DATASET` fetches them")
 
 
-@data_app.command("fetch")
+@data_app.command("fetch", cls=Command)
 def fetch_data(dataset: DatasetName, data_folder: DataFolder = None) -> None:
     """Fetch the official files of a dataset, and check them."""
     with clear_errors():
@@ -283,7 +285,7 @@ def fetch_data(dataset: DatasetName, data_folder: DataFolder = None) -> None:
         say(*(f"{row.state:8s} {row.path}" for row in rows))
 
 
-@data_app.command("check")
+@data_app.command("check", cls=Command)
 def check_data(dataset: DatasetName, data_folder: DataFolder = None) -> None:
     """Check the official files of a dataset against their published sums."""
     with clear_errors():
@@ -298,7 +300,7 @@ def check_data(dataset: DatasetName, data_folder: DataFolder = None) -> None:
 
 @contextmanager
 def clear_errors() -> Iterator[None]:
-    """Errors that the user can mend end the program with their message; any other is a bug and shows its traceback.
+    """End the program with a message on errors that the user can mend; any other is a bug and shows its traceback.
 
     Throughout the package a ``ValueError`` is about an argument: as on any command line, that is exit code 2.
     """
@@ -328,9 +330,9 @@ def check_device(name: str) -> "torch.device":
 def known_dataset(name: str) -> str:
     from vbcaps.training.recipe import nearest
 
-    if name not in ABOUT:
+    if name not in FACTS:
         raise typer.BadParameter(
-            f"there is no dataset {name!r}{nearest(name, ABOUT)} (`vbcaps data list`)", param_hint="DATASET"
+            f"there is no dataset {name!r}{nearest(name, FACTS)} (`vbcaps data list`)", param_hint="DATASET"
         )
     return name
 
@@ -338,6 +340,7 @@ def known_dataset(name: str) -> str:
 def weights_file(path: Path) -> Path:
     """The file itself; the weights of a run, the best where a validation share chose them, else the last; or, by their
     name, weights that come with the package."""
+    path = resolved(path)
     for file in (path, path / "best.safetensors", path / "last.safetensors"):
         if file.is_file():
             return file
@@ -354,16 +357,3 @@ def weights_file(path: Path) -> Path:
         return shipped_file(name)
     except RunError as error:
         raise RunError(f"{name} is neither a file nor the folder of a run, and {error}") from None
-
-
-def newest_run() -> Path:
-    from vbcaps.training.checkpoint import RunError
-    from vbcaps.weights.shipped import names
-
-    found = [*RUNS.glob("*/last.safetensors"), *RUNS.glob("*/seed*/last.safetensors")]
-    if not found:
-        raise RunError(
-            f"there are no weights in {RUNS}/: train some with `vbcaps train`, or give --weights a file or one of "
-            f"those that come with the package: {', '.join(names())}"
-        )
-    return max(found, key=lambda path: path.stat().st_mtime).parent

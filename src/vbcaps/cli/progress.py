@@ -1,4 +1,4 @@
-"""What a training shows while it runs: live bars in a terminal, plain lines elsewhere, nothing when asked."""
+"""What a training shows while it runs: live bars in a terminal, plain lines elsewhere, nothing with --quiet."""
 
 import time
 from types import TracebackType
@@ -11,11 +11,11 @@ from vbcaps.cli.report import console, duration, percent, say
 if TYPE_CHECKING:
     from vbcaps.training.loop import Event
 
-EVERY = 30.0  # seconds after which a long epoch writes a plain line of its own
+EVERY = 30.0  # seconds after which a plain line is written within an epoch
 
 
 class Display:
-    """Shows the events of ``fit`` while it is entered. With several seeds each line names its seed."""
+    """Show the events of ``fit``, as a context manager; with several seeds each line names its seed."""
 
     def __init__(self, quiet: bool = False, seeds: int = 1):
         self.quiet, self.names = quiet, seeds > 1
@@ -77,14 +77,14 @@ def where(event: "Event") -> str:
 
 
 def numbers(event: "Event") -> str:
-    """Loss, errors, images per second and the time left, as far as they are known."""
-    parts = []
+    """Return loss, errors, images per second and the time left, as far as they are known."""
+    said = []
     if event.loss is not None:
-        parts.append(f"loss {event.loss:.3f}")
+        said.append(f"loss {event.loss:.3f}")
     if event.error is not None:
-        parts.append(f"error {percent(event.error)}")
+        said.append(f"training error {percent(event.error)}")
     if event.validation is not None:
-        parts.append(f"validation {percent(event.validation)}")
-    parts.append(f"{event.images_per_second:,.0f} images/s")
-    parts.append(f"{duration(event.eta)} left")
-    return "  ".join(parts)
+        said.append(f"validation error {percent(event.validation)}")
+    said.append(f"{event.images_per_second:,.0f} images/s")
+    said.append(f"{duration(event.eta)} left")
+    return "  ".join(said)

@@ -1,12 +1,15 @@
-"""What the command line says when the work is done: sentences, tables, and pictures beside the run."""
+"""What the command line prints: sentences and tables; and the pictures that it draws beside a run."""
 
+import os
 import statistics
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console, RenderableType
-from rich.table import Table
+from rich.cells import cell_len
+from rich.console import Console
 
 from vbcaps.figures import run as pictures
 
@@ -16,22 +19,100 @@ if TYPE_CHECKING:
 console = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
 SHOWN = 24  # images in a run's picture of predictions
+GAP, INDENT = "  ", "  "  # between the columns of a table; before the lines of a row that is not in columns
+NARROW = 16  # texts in a table are not wrapped to less
+FAR = 0.15  # a validation error so much above the training error, and twice as high, is worth a word
 
 
-def say(*parts: RenderableType) -> None:
-    """Print lines, whole however narrow the window is, and tables."""
+class Table:
+    """Rows of text that fit the window: columns, or where these do not fit, each row as a few short lines.
+
+    No word is broken and no cell is cut off. Columns in ``spare`` are left out if only then the others fit. Without a
+    window, as in a pipe, columns are as wide as they need to be, so that a row is a line.
+    """
+
+    def __init__(self, headings: Sequence[str], numbers: Sequence[str] = (), spare: Sequence[str] = ()):
+        self.headings, self.texts, self.spare = [*headings, *numbers], len(headings), spare
+        self.rows: list[Sequence[str]] = []
+
+    def add_row(self, *cells: str) -> None:
+        self.rows.append(cells)
+
+    def lines(self, width: int | None) -> list[str]:
+        """Return the table in at most ``width`` columns, as far as its longest word allows; the first line is a heading
+        if the rows are in columns."""
+        widths = self.widths(width)
+        if widths is None and self.spare:
+            kept = [k for k, heading in enumerate(self.headings) if heading not in self.spare]
+            texts = sum(k < self.texts for k in kept)
+            fewer = Table([self.headings[k] for k in kept[:texts]], [self.headings[k] for k in kept[texts:]])
+            fewer.rows = [[row[k] for k in kept] for row in self.rows]
+            if fewer.widths(width) is not None:
+                return fewer.lines(width)
+        if widths is None:
+            assert width is not None
+            return [line for row in self.rows for line in self.block(row, width)]
+        return [line for row in [self.headings, *self.rows] for line in self.columns(row, widths)]
+
+    def widths(self, width: int | None) -> list[int] | None:
+        """Return the width of each column, texts but the first wrapped where need be; None where they do not fit."""
+        cells = list(zip(self.headings, *self.rows, strict=True))
+        widths = [max(map(cell_len, column)) for column in cells]
+        over = 0 if width is None else sum(widths) + len(GAP) * (len(widths) - 1) - width
+        for k in sorted(range(1, self.texts), key=lambda k: -widths[k]):
+            word = max(cell_len(word) for cell in cells[k] for word in cell.split() or [""])
+            spared = min(max(widths[k] - max(word, NARROW), 0), max(over, 0))
+            widths[k], over = widths[k] - spared, over - spared
+        return widths if over <= 0 else None
+
+    def columns(self, row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
+        wrapped = [
+            [cell] if cell_len(cell) <= width else wrap(cell, width) for cell, width in zip(row, widths, strict=True)
+        ]
+        for cells in zip_longest(*wrapped, fillvalue=""):
+            padded = (
+                " " * (width - cell_len(cell)) + cell if k >= self.texts else cell + " " * (width - cell_len(cell))
+                for k, (cell, width) in enumerate(zip(cells, widths, strict=True))
+            )
+            yield GAP.join(padded).rstrip()
+
+    def block(self, row: Sequence[str], width: int) -> Iterator[str]:
+        """Return the first cell, and below it the others with their headings."""
+        yield row[0]
+        line = ""
+        for heading, cell in zip(self.headings[1:], row[1:], strict=True):
+            pair = f"{heading} {cell}" if cell else ""
+            if line and cell_len(INDENT + line + GAP + pair) > width:
+                yield from wrap(line, width, INDENT)
+                line = ""
+            line = GAP.join(filter(None, [line, pair]))
+        yield from wrap(line, width, INDENT)
+
+
+def wrap(text: str, width: int, indent: str = "") -> list[str]:
+    """Break text into lines between its words only."""
+    return textwrap.wrap(
+        text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False,
+        replace_whitespace=False, drop_whitespace=True,
+    )  # fmt: skip
+
+
+def table(*headings: str, numbers: Sequence[str] = (), spare: Sequence[str] = ()) -> Table:
+    """Return an empty table whose ``numbers`` are set flush right, after the other columns."""
+    return Table(headings, numbers, spare)
+
+
+def window() -> int | None:
+    """Return how many columns there are to write in; None in a pipe or a file."""
+    return console.width if console.is_terminal or "COLUMNS" in os.environ else None
+
+
+def say(*parts: "str | Table") -> None:
+    """Print sentences, each as one line that the window wraps, and tables that fit it."""
     for part in parts:
-        console.print(part, markup=False, soft_wrap=isinstance(part, str))
-
-
-def table(*headings: str, numbers: Sequence[str] = ()) -> Table:
-    """A table whose ``numbers`` are set flush right, after the other columns."""
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in headings:
-        made.add_column(heading, no_wrap=heading == headings[0], overflow="fold")
-    for heading in numbers:
-        made.add_column(heading, justify="right", no_wrap=True)
-    return made
+        lines = [part] if isinstance(part, str) else part.lines(window())
+        for line in lines:
+            console.print(line, markup=False, soft_wrap=True)
 
 
 def complain(message: str) -> None:
@@ -53,14 +134,16 @@ def duration(seconds: float) -> str:
 
 
 def say_results(results: Sequence["Result"]) -> None:
-    """What each run gave and where it is, and what they gave together."""
+    """Print the results of each run and where its files are, then the mean over all runs."""
     for result in results:
         name = f"seed {result.seed}: " if len(results) > 1 else ""
         for what, evaluation in (("test", result.test), ("familiar views", result.familiar)):
             if evaluation is not None:
-                say(f"{name}{sentence(evaluation, what)}")
+                say(f"{name}{tested(evaluation, what)}")
         if result.validation is not None:
-            say(f"{name}validation error {percent(result.validation)}, the lowest, in epoch {result.best_epoch}")
+            say(f"{name}lowest validation error: {percent(result.validation)}, in epoch {result.best_epoch}")
+        if sentence := by_heart(result):
+            say(name + sentence)
         files = ", ".join([result.weights.name, *sorted(path.name for path in result.folder.glob("*.png"))])
         epochs = f"{result.epochs} epoch{'s' if result.epochs > 1 else ''}"
         say(f"{name}{epochs} in {duration(result.seconds)}, {result.parameters:,} parameters")
@@ -71,7 +154,27 @@ def say_results(results: Sequence["Result"]) -> None:
         say(f"test error {percent(mean)} ± {percent(std)} over {len(errors)} seeds")
 
 
-def sentence(evaluation: "Evaluation", what: str) -> str:
+def by_heart(result: "Result") -> str:
+    """Return what to do if a network knows its training images and not their classes; an empty string if it does not.
+
+    The error on held-out images tells, or where there are none, and the images are the user's own, that on test images.
+    """
+    recipe, what, error = result.recipe, "validation", result.validation
+    if error is None and result.test is not None and recipe.data is not None:
+        what, error = "test", result.test.error
+    if error is None or error <= max(result.train_error + FAR, 2 * result.train_error):
+        return ""
+    flags = [("--rotate 10 --zoom 0.2", recipe.rotate or recipe.zoom), ("--brightness 0.3", recipe.brightness)]
+    unused = " ".join(flag for flag, used in flags if not used)
+    changes = f"; {unused} changes them at random" if unused else ""
+    mirror = "" if recipe.flip else "; so does --flip, if a mirrored image is still of its class"
+    return (
+        f"the training error, {percent(result.train_error)}, is far below the {what} error: the network knows its "
+        f"training images by heart. More images help most{changes}{mirror}"
+    )
+
+
+def tested(evaluation: "Evaluation", what: str) -> str:
     low, high = evaluation.interval
     return (
         f"{what}: error {percent(evaluation.error)} (95% interval {percent(low)} to {percent(high)}), "
@@ -84,11 +187,11 @@ def say_evaluation(evaluation: "Evaluation", what: str) -> None:
     for row in evaluation.per_class:
         low, high = row["interval"]
         rows.add_row(row["name"], f"{row['count']:,}", percent(row["error"]), f"{percent(low)} to {percent(high)}")
-    say(rows, sentence(evaluation, what))
+    say(rows, tested(evaluation, what))
 
 
 def draw(picture: Callable[[], Path | Sequence[Path]], quiet: bool = False) -> None:
-    """Draw, and say where. Where that cannot be, say why: nothing but the picture is lost."""
+    """Draw a picture and say where it is; if it cannot be drawn, say why and go on."""
     try:
         drawn = picture()
     except (pictures.NoMatplotlib, OSError) as error:
@@ -99,7 +202,7 @@ def draw(picture: Callable[[], Path | Sequence[Path]], quiet: bool = False) -> N
 
 
 def draw_run(result: "Result", data_folder: Path | None, device: str) -> None:
-    """The pictures of a finished run, beside its other files."""
+    """Draw the pictures of a finished run beside its other files."""
     from vbcaps.training.checkpoint import load_weights
     from vbcaps.training.loop import pick_device, predict_scores, prepare
 

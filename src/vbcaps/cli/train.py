@@ -1,35 +1,46 @@
-"""``vbcaps train``: a recipe, its fields as flags, and what happens around ``vbcaps.training.loop.fit``."""
+"""``vbcaps train``: a recipe, its fields as flags, and what surrounds ``vbcaps.training.loop.fit``."""
 
 import dataclasses
 import os
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vbcaps.cli.flags import changed, given, recipe_flags
-from vbcaps.cli.main import RUNS, DataFolder, Device, check_device, clear_errors
+from vbcaps.cli.help import Command
+from vbcaps.cli.main import DataFolder, Device, check_device, clear_errors
 from vbcaps.cli.progress import Display
-from vbcaps.cli.report import complain, draw_run, say_results
+from vbcaps.cli.report import complain, draw_run, say, say_results
+from vbcaps.cli.runs import RUNS, new_run, resolved, set_latest
 from vbcaps.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from vbcaps.training.loop import Event
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@app.command()
+@app.command(cls=Command)
 @recipe_flags
 def train(
     recipe: Annotated[
-        str | None, typer.Argument(metavar="RECIPE", help="see `vbcaps recipes`; default where not given")
+        str | None, typer.Argument(metavar="RECIPE", help="see `vbcaps recipes`; without one: default")
     ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="of the run; else runs/RECIPE-SEED")] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="FOLDER", help="go on with the run in this folder")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="write the run here; default: runs/RECIPE-1, -2, ...")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="go on with the run in this folder, for example runs/latest")
+    ] = None,
     seeds: Annotated[int, typer.Option(metavar="INT", min=1, help="train this many seeds, from --seed upwards")] = 1,
     device: Device = "auto",
     data_folder: DataFolder = None,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="write TensorBoard's event files, too")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="print nothing but errors")] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", metavar="", help="also write TensorBoard's event files")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", metavar="", help="print nothing but errors")] = False,
     **fields: Any,
 ) -> None:
     """Train a network as a recipe says. Every field of the recipe is a flag.
@@ -41,24 +52,35 @@ def train(
     vbcaps train --data photos --epochs 20
     """
     if resume is not None and out is not None:
-        raise typer.BadParameter("a resumed run stays in its folder: leave --out away", param_hint="--out")
+        raise typer.BadParameter("--out cannot be used with --resume: a resumed run stays in its folder")
     wanted = given(fields)
     chosen = None if resume is not None and recipe is None else changed(recipe or "default", wanted)
-    quiet = quiet or os.environ.get("RANK", "0") != "0"  # of the processes that torchrun starts, the first one talks
+    first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts, the first one writes and talks
+    quiet = quiet or not first
     with clear_errors():
         from vbcaps.training.loop import Interrupted, fit
 
         check_device(device)
-        if resume is not None and chosen is None:
+        if resume is not None:
+            resume = resolved(resume)
+        if chosen is None:
+            assert resume is not None
             chosen = dataclasses.replace(recipe_of(resume), **wanted)
-        assert chosen is not None
-        folder = (
-            resume
-            or out
-            or free_folder(RUNS / f"{Path(chosen.data).name if chosen.data else chosen.name}-{chosen.seed}")
-        )
+        elif chosen.data is not None:
+            from vbcaps.training.own_images import for_own_images
+
+            chosen, sentences = for_own_images(chosen, wanted)
+            for sentence in () if quiet else sentences:
+                say(f"{chosen.data}: {sentence}")
+        name = Path(chosen.data).resolve().name if chosen.data else chosen.name
         try:
-            with Display(quiet, seeds) as display:
+            with new_run(name, resume or out, first) as folder, Display(quiet, seeds) as display:
+
+                def on_event(event: "Event") -> None:
+                    if event.kind == "start" and folder.parent == RUNS:
+                        set_latest(folder)
+                    display(event)
+
                 results = fit(
                     chosen,
                     folder,
@@ -67,13 +89,13 @@ def train(
                     seeds=seeds,
                     resume=resume is not None,
                     tensorboard=tensorboard,
-                    on_event=display,
+                    on_event=on_event,
                 )
         except Interrupted as stop:
             again = f"vbcaps train --resume {shlex.quote(str(folder))}" + (f" --seeds {seeds}" if seeds > 1 else "")
             complain(f"interrupted; what was done is saved. Go on with: {again}")
             raise typer.Exit(stop.code) from None
-        if os.environ.get("RANK", "0") == "0":
+        if first:
             for result in results:
                 draw_run(result, data_folder, device)
         if not quiet:
@@ -81,16 +103,7 @@ def train(
 
 
 def recipe_of(folder: Path) -> Recipe:
-    """Of a run, or of the first of several seeds in one folder."""
+    """Return the recipe of a run, or that of the first of several seeds in one folder."""
     from vbcaps.training.checkpoint import read_recipe, seed_folders
 
     return read_recipe([*seed_folders(folder), folder][0])
-
-
-def free_folder(wanted: Path) -> Path:
-    """``runs/default-0``, or where that exists ``runs/default-0-2`` and so on: no run overwrites another."""
-    folder, k = wanted, 1
-    while folder.exists():
-        k += 1
-        folder = wanted.with_name(f"{wanted.name}-{k}")
-    return folder

@@ -1,14 +1,20 @@
 """Data: every dataset ends as uint8 tensors; what happens to them on the device is in ``vbcaps.data.augment``."""
 
-from vbcaps.data.augment import View
-from vbcaps.data.catalogue import DATASETS, load
-from vbcaps.data.dataset import DataError, Dataset, Split, data_folder
-from vbcaps.data.download import FileState, check, fetch
-from vbcaps.data.folder import image_files, read_image, read_images
-from vbcaps.data.splits import hold_out, viewpoints
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from vbcaps.data.facts import FACTS
+
+if TYPE_CHECKING:
+    from vbcaps.data.augment import View
+    from vbcaps.data.catalogue import load
+    from vbcaps.data.dataset import DataError, Dataset, Split, data_folder
+    from vbcaps.data.download import FileState, check, fetch
+    from vbcaps.data.folder import image_files, read_image, read_images
+    from vbcaps.data.splits import hold_out, viewpoints
 
 __all__ = [
-    "DATASETS",
+    "FACTS",
     "DataError",
     "Dataset",
     "FileState",
@@ -24,3 +30,18 @@ __all__ = [
     "read_images",
     "viewpoints",
 ]
+
+_HOME = dict(
+    View="augment", load="catalogue", DataError="dataset", Dataset="dataset", Split="dataset", data_folder="dataset",
+    FileState="download", check="download", fetch="download", image_files="folder", read_image="folder",
+    read_images="folder", hold_out="splits", viewpoints="splits",
+)  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is first asked for: ``FACTS`` is read by programs that do not wait for PyTorch."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value

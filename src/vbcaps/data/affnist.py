@@ -25,7 +25,7 @@ REGENERATED = (
 
 
 def affnist(folder: Path) -> Dataset:
-    """MNIST's files are looked for in ``mnist`` beside ``folder``."""
+    """Load affNIST; MNIST's files are expected in ``mnist`` beside ``folder``."""
     digits = folder.parent / "mnist"
     path = find(folder, "test.mat.zip")
     if path is not None:
@@ -36,7 +36,7 @@ def affnist(folder: Path) -> Dataset:
 
 
 def read_mat(path: Path) -> Split:
-    """``affNISTdata`` has, among others, ``image``: 1600 n, an image in each column, and ``label_int``: 1 n."""
+    """Read ``affNISTdata``: ``image`` is 1600 n, an image in each column, ``label_int`` is 1 n."""
     struct = read_matlab(path, ("affNISTdata",))["affNISTdata"]
     try:
         images, labels = struct["image"][0, 0], struct["label_int"][0, 0].reshape(-1)
@@ -49,7 +49,7 @@ def read_mat(path: Path) -> Split:
 
 
 def affine_digits(images: Tensor, copies: int = COPIES, seed: int = SEED) -> Tensor:
-    """Random affine maps of uint8 ``n 1 h w``, as ``copies n`` images in a 40x40 frame: all once, then all again.
+    """Map uint8 ``n 1 h w`` at random to ``copies n`` images in a 40x40 frame: all images once, then all again.
 
     x' = R(rotation) [[1, shear], [0, 1]] diag(scale_x, scale_y) x, then a translation uniform over the places where all
     of the ink still is in the frame. Bilinear, in float64, so that rounding to bytes is the same everywhere.
@@ -68,7 +68,7 @@ def affine_digits(images: Tensor, copies: int = COPIES, seed: int = SEED) -> Ten
 
 
 def _warp(images: Tensor, outline: Tensor, u: Tensor) -> Tensor:
-    """One map of each image from six uniform numbers: rotation, shear, scale x and y, place x and y."""
+    """Map each image once, by six uniform numbers: rotation, shear, scale x and y, position x and y."""
     h, w = images.shape[2:]
     between = 2 * u - 1
     A = _matrix(ROTATION * between[:, 0], SHEAR * between[:, 1], 1 + SCALE * between[:, 2:4])  # n 2 2

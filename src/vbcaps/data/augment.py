@@ -5,13 +5,16 @@ be captured in a CUDA graph. Axes: n image, c channel, y x pixel.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from vbcaps.data.dataset import Split
+from vbcaps.removed import without_removed
 
 STANDARDISE = ("image", "crop", "dataset", "none")
 FILL = ("black", "mean", "edge")
@@ -39,11 +42,8 @@ class View:
             the same; 0 is off.
         resample: how such images are read between pixels. "bilinear" blurs them, and images in a test are not blurred;
             "bicubic" hardly does, and goes beyond 0 and 1 at edges.
-        sharpness: in training, the distance of the crop to a blurred one (1 2 1 in both directions, its edge continued)
-            is scaled by a factor from 1 - s to 1 + s; 0 is off.
-        cutout, cutouts: in training, a square of so many pixels a side, anywhere, is set to what standardised images
-            are on average, 0; it may lie partly outside. 0 is off. And how many such squares, which may overlap.
-        paste: leave the squares to ``mixup``, which fills them from another image; ``outside_squares`` says where.
+        cutout: in training, a square of so many pixels a side, anywhere, is set to 0, the mean of a standardised image;
+            the square may lie partly outside the crop. 0 is off.
         fill: what lies outside the image: "black" (pad, then standardise, as the released code does), the "mean"
             (standardise, then pad with zeros, as the paper says), or what is at its "edge".
         mean, std: of the training set for ``standardise="dataset"``; ``fit`` measures them.
@@ -60,10 +60,7 @@ class View:
     zoom: float = 0.0
     stretch: float = 0.0
     resample: str = "bilinear"
-    sharpness: float = 0.0
     cutout: int = 0
-    cutouts: int = 1
-    paste: bool = False
     fill: str = "black"
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
@@ -81,14 +78,12 @@ class View:
             raise ValueError(f"fill must be one of {FILL}, got {self.fill!r}")
         if self.resample not in RESAMPLE:
             raise ValueError(f"resample must be one of {RESAMPLE}, got {self.resample!r}")
-        for name in ("brightness", "contrast", "sharpness"):
+        for name in ("brightness", "contrast"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
         for name, most in (("rotate", 180), ("zoom", 0.9), ("stretch", 0.9), ("cutout", self.crop)):
             if not 0 <= getattr(self, name) <= most:
                 raise ValueError(f"{name} must be from 0 to {most}, got {getattr(self, name)}")
-        if self.cutouts < 1:
-            raise ValueError(f"cutouts must be at least 1, got {self.cutouts}")
         if self.place and self.pad:
             raise ValueError(f"place finds its own frame: pad must be 0 with it, got {self.pad}")
         if self.fill == "mean" and (self.place or self.standardise == "crop"):
@@ -96,8 +91,13 @@ class View:
         if len(self.mean) != len(self.std) or not all(s > 0 for s in self.std):
             raise ValueError(f"mean and std must have one value for each channel, std above 0: {self.mean}, {self.std}")
 
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "View":
+        """Return the view in the header of a weights file; it may have fields of an earlier version that are off."""
+        return cls(**without_removed(fields))
+
     def fit(self, split: Split) -> "View":
-        """This view; where it standardises by the dataset, with the statistics of ``split``."""
+        """Return this view, with the statistics of ``split`` if it standardises by the dataset."""
         if self.standardise != "dataset":
             return self
         channels = split.images.transpose(0, 1).flatten(1)
@@ -109,17 +109,12 @@ class View:
 
     @property
     def draws(self) -> int:
-        """How many uniform numbers an image takes in ``train``: top, left, flip, then what is on of the others."""
-        once = (self.brightness, self.contrast, self.rotate, self.zoom, self.stretch, self.sharpness)
-        return 2 + self.flip + sum(strength > 0 for strength in once) + 2 * self.squares
-
-    @property
-    def squares(self) -> int:
-        """How many there are; two numbers each, the last of all that are drawn."""
-        return self.cutouts if self.cutout > 0 else 0
+        """Count the uniform numbers that ``train`` takes for an image: top, left, flip, then those of each change."""
+        once = (self.brightness, self.contrast, self.rotate, self.zoom, self.stretch)
+        return 2 + self.flip + sum(strength > 0 for strength in once) + 2 * (self.cutout > 0)
 
     def train(self, images: Tensor, u: Tensor) -> Tensor:
-        """Training input ``n c crop crop`` from bytes ``n c y x`` and uniform numbers in [0, 1), ``n draws``."""
+        """Return training input ``n c crop crop`` from bytes ``n c y x`` and uniform numbers in [0, 1), ``n draws``."""
         self._check(images)
         if u.shape != (len(images), self.draws):
             raise ValueError(f"u must have shape {(len(images), self.draws)}, got {tuple(u.shape)}")
@@ -139,26 +134,16 @@ class View:
         if self.contrast > 0:
             mean = x.mean((1, 2, 3), keepdim=True)
             x = (mean + (x - mean) * self._factor(next(draw), self.contrast)).clamp(0, 1)
-        if self.sharpness > 0:
-            x = torch.lerp(_blurred(x), x, self._factor(next(draw), self.sharpness))
         x = self._standard(x, images, inside)
-        return x * self.outside_squares(u) if self.squares and not self.paste else x
-
-    def outside_squares(self, u: Tensor) -> Tensor:
-        """0 in the squares of ``train`` with these numbers, 1 elsewhere: ``n 1 y x``."""
-        at = u[:, u.shape[1] - 2 * self.squares :].unbind(1)
-        keep = torch.ones(1, device=u.device)
-        for down, across in zip(at[::2], at[1::2], strict=True):
-            keep = keep * self._outside_square(down, across)
-        return keep
+        return x * self._outside_square(next(draw), next(draw)) if self.cutout > 0 else x
 
     def test(self, images: Tensor) -> Tensor:
-        """The central ``n c crop crop``; a smaller image gets a frame."""
+        """Return the central ``n c crop crop``; a smaller image gets a frame."""
         return self._at(images, [(images.shape[2] - self.crop) // 2, (images.shape[3] - self.crop) // 2])
 
     def crops(self, images: Tensor, k: int) -> Tensor:
-        """``k n c crop crop``, for averaging: the central crop (1), the corners of the range of training crops and the
-        centre (5), or a square grid over that range (4, 9, 16, ...)."""
+        """Return ``k n c crop crop`` to average over: the central crop (1), the corners of the range of training crops
+        and the centre (5), or a square grid over that range (4, 9, 16, ...)."""
         side = math.isqrt(max(k, 0))
         if k < 1 or (k != 5 and side * side != k):
             raise ValueError(f"k must be 1, 5 or a square (4, 9, 16, ...), got {k}")
@@ -177,7 +162,7 @@ class View:
             raise ValueError(f"images have {images.shape[1]} channels, mean and std {len(self.mean)}: call fit first")
 
     def _range(self, size: int) -> tuple[int, int]:
-        """(least corner, how many corners) of a training crop along an axis of this size."""
+        """Return the first corner of a training crop along an axis of this size, and how many corners there are."""
         pad = max(self.crop - size, 0) if self.place else self.pad
         room = size + 2 * pad - self.crop + 1
         if room < 1:
@@ -195,7 +180,7 @@ class View:
         return self._standard(x, images, inside)
 
     def _window(self, images: Tensor, top: Tensor, left: Tensor, flip: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Values in 0 to 1 with the corner of each crop at ``top, left``, and which lie inside."""
+        """Return values in 0 to 1 with the corner of each crop at ``top, left``, and which lie inside the image."""
         n, c, h, w = images.shape
         step = torch.arange(self.crop, device=images.device)
         rows = top[:, None] + step  # n y
@@ -220,7 +205,7 @@ class View:
         size: Tensor,
         wide: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """The same, made wider, then turned about the middle of the crop and ``size`` times as large."""
+        """Return the same of images made wider, then turned about the middle of the crop and enlarged by ``size``."""
         h, w = images.shape[2:]
         step = torch.arange(self.crop, device=images.device) - (self.crop - 1) / 2
         across = step[None] if flip is None else torch.where(flip[:, None], -step, step)
@@ -239,13 +224,13 @@ class View:
         return F.grid_sample(x, grid, self.resample, outside, align_corners=False), inside
 
     def _outside_square(self, u: Tensor, v: Tensor) -> Tensor:
-        """0 in the square, 1 elsewhere: ``n 1 y x``. Its middle is anywhere in the crop."""
+        """Return 0 in the square, 1 elsewhere: ``n 1 y x``. The square's middle is anywhere in the crop."""
         step = torch.arange(self.crop, device=u.device) + 0.5
         near = [(step - at[:, None] * self.crop).abs() <= self.cutout / 2 for at in (u, v)]
         return 1 - (near[0][:, None, :, None] & near[1][:, None, None, :]).float()
 
     def _moments(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation, of the dataset or of each image."""
+        """Return mean and standard deviation, of the dataset or of each image."""
         if self.standardise == "dataset":
             return _channels(self.mean, images), _channels(self.std, images)
         std, mean = torch.std_mean(images.float() / 255, (2, 3), correction=0, keepdim=True)
@@ -267,22 +252,17 @@ class View:
 
 
 def mixup(x: Tensor, y: Tensor, share: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Images ``n c y x`` of which each has a ``share``, ``n 1 1 1`` or of every pixel ``n 1 y x``, of another's, and
-    what share of a label each then has of each class: ``n classes``. Neighbours are blended, two by two: a batch dealt
-    out to processes gives the same, where each has an even number. A last one without a neighbour stays as it is.
+    """Blend each image of ``n c y x`` with its neighbour, which makes up ``share`` (``n 1 1 1``) of the result; return
+    the images and the share of each class in their labels, ``n classes``.
+
+    Neighbours are blended two by two, so that a batch dealt out to processes gives the same where each process has an
+    even number. A last image without a neighbour stays as it is.
     """
     other = (torch.arange(len(y), device=y.device) ^ 1).clamp(max=len(y) - 1)
     label = F.one_hot(y, classes).to(x.dtype)
-    return torch.lerp(x, x[other], share), torch.lerp(label, label[other], share.mean((2, 3)))
-
-
-def _blurred(x: Tensor) -> Tensor:
-    """Each pixel the mean of itself, twice, and its neighbours, by rows and by columns."""
-    x = F.pad(x, (1, 1, 1, 1), mode="replicate")
-    x = (x[..., :-2, :] + 2 * x[..., 1:-1, :] + x[..., 2:, :]) / 4
-    return (x[..., :-2] + 2 * x[..., 1:-1] + x[..., 2:]) / 4
+    return torch.lerp(x, x[other], share), torch.lerp(label, label[other], share[:, :, 0, 0])
 
 
 def _channels(values: tuple[float, ...], like: Tensor) -> Tensor:
-    """``1 c 1 1``, made on the device: a copy from the host cannot be captured in a CUDA graph."""
+    """Return ``1 c 1 1``, made on the device: a copy from the host cannot be captured in a CUDA graph."""
     return torch.cat([torch.full((1, 1, 1, 1), value, device=like.device) for value in values], 1)

@@ -7,6 +7,7 @@ from pathlib import Path
 from vbcaps.data.affnist import affnist
 from vbcaps.data.cifar10 import cifar10
 from vbcaps.data.dataset import DataError, Dataset, data_folder
+from vbcaps.data.facts import FACTS
 from vbcaps.data.folder import image_folder
 from vbcaps.data.mnist import fashion_mnist, mnist
 from vbcaps.data.resize import resize_dataset
@@ -22,14 +23,13 @@ LOADERS: dict[str, Callable[..., Dataset]] = {
     "svhn": svhn,
     "cifar10": cifar10,
 }
-DATASETS = ("sample", *LOADERS)
 
 
 def load(name: str | Path, folder: str | Path | None = None, size: int | None = None, whole: bool = False) -> Dataset:
-    """A dataset by its name, from its files in ``data_folder(folder) / name``; "sample" needs none.
+    """Load a dataset by its name, from its files in ``data_folder(folder) / name``; "sample" needs none.
 
     A path to a folder of class folders loads your own images. ``size`` is the height and width of the images; without
-    it smallNORB comes at 48, your own at 32, others at their own size. ``whole`` holds nothing of your own out.
+    it smallNORB comes at 48, your own at 32, others at their own size. ``whole`` holds none of your own images out.
     """
     if size is not None and size < 1:
         raise ValueError(f"size must be at least 1, got {size}")
@@ -41,6 +41,6 @@ def load(name: str | Path, folder: str | Path | None = None, size: int | None = 
         return resize_dataset(LOADERS[str(name)](data_folder(folder) / name), size)
     if Path(name).is_dir():
         return image_folder(Path(name), size, whole)
-    near = difflib.get_close_matches(str(name), DATASETS, 1)
+    near = difflib.get_close_matches(str(name), FACTS, 1)
     hint = f" (nearest: {near[0]})" if near else ""
-    raise DataError(f"{str(name)!r} is neither a dataset nor a folder{hint}: datasets are {', '.join(DATASETS)}")
+    raise DataError(f"{str(name)!r} is neither a dataset nor a folder{hint}: datasets are {', '.join(FACTS)}")

@@ -38,15 +38,17 @@ def cifar10(folder: Path) -> Dataset:
 
 
 def read_binary(data: bytes, path: str) -> tuple[np.ndarray, np.ndarray]:
-    """(images n 3072, labels n) of a batch of the binary version; ``path`` is for the message."""
+    """Return images ``n 3072`` and labels ``n`` of a batch of the binary version; ``path`` is for the message."""
     if not data or len(data) % (1 + PIXELS):
-        raise DataError(f"{path}: {len(data)} bytes are no number of images of {1 + PIXELS}: cut short? {AGAIN}")
+        raise DataError(
+            f"{path}: {len(data)} bytes is not a multiple of the {1 + PIXELS} of an image: cut short? {AGAIN}"
+        )
     rows = np.frombuffer(data, np.uint8).reshape(-1, 1 + PIXELS)
     return rows[:, 1:], rows[:, 0]
 
 
 def read_pickle(data: bytes, path: str) -> tuple[np.ndarray, np.ndarray]:
-    """(images n 3072, labels n) of a batch of the python version; ``path`` is for the message."""
+    """Return images ``n 3072`` and labels ``n`` of a batch of the python version; ``path`` is for the message."""
     try:
         batch = _Unpickler(io.BytesIO(data), encoding="bytes").load()
         images, labels = _array(batch[b"data"]), np.array(batch[b"labels"], np.int64)
@@ -58,7 +60,7 @@ def read_pickle(data: bytes, path: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 class _Made:
-    """Stands for whatever a pickle wants to make: keeps the arguments and the state, does nothing."""
+    """Stand in for any object in a pickle: keep the arguments and the state, execute nothing."""
 
     def __init__(self, *args: Any):
         self.args = args
@@ -80,7 +82,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _array(made: _Made) -> np.ndarray:
-    """The array of bytes that NumPy would have made of this state: version, shape, dtype, column-major, data."""
+    """Return the array of bytes that NumPy would make of this state: version, shape, dtype, column-major, data."""
     _, shape, dtype, columns_first, data = made.state
     if dtype.args[0] not in (b"u1", "u1") or len(data) != math.prod(shape):
         raise ValueError(f"data of type {dtype.args[0]!r} and shape {shape} in {len(data)} bytes")
@@ -88,7 +90,7 @@ def _array(made: _Made) -> np.ndarray:
 
 
 def _batches(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Every batch by its name, from the first version that is there; nothing where there is none."""
+    """Return every batch by its name, from the first version that is there; nothing if there is none."""
     wanted = [name for names in BATCHES.values() for name in names]
     for archive, unpacked, suffix, reader in (
         (folder / "cifar-10-binary.tar.gz", folder / "cifar-10-batches-bin", ".bin", read_binary),
@@ -105,7 +107,7 @@ def _batches(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 
 def _members(archive: Path, wanted: dict[str, str]) -> dict[str, bytes]:
-    """Files of an archive, read without unpacking it: ``wanted`` maps their names to those given back."""
+    """Read files of an archive without unpacking it: ``wanted`` maps their names to those in the result."""
     found = {}
     try:
         with tarfile.open(fileobj=io.BytesIO(read(archive)), mode="r:") as tar:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class DataError(Exception):
-    """Data that is missing, damaged or not what it should be. The message says which file and what to do."""
+    """Data that is missing, damaged or of the wrong kind. The message says which file and what to do."""
 
 
 class Split(NamedTuple):
@@ -23,7 +23,7 @@ class Split(NamedTuple):
     )
 
     def take(self, index: Tensor) -> "Split":
-        """The images that ``index`` names, or for which it is True."""
+        """Return the images that ``index`` names, or for which it is True."""
         return Split(self.images[index], self.labels[index], None if self.info is None else self.info[index])
 
     def to(self, device: torch.device | str) -> "Split":
@@ -32,21 +32,23 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class Dataset:
-    """Two splits, the names of the classes, and ``source``: the original files, or in which way they are not."""
+    """Two or three splits, the names of the classes, and ``source``: the original files, or how the data differ."""
 
     name: str
     train: Split
     test: Split
     classes: tuple[str, ...]
     source: str
+    validation: Split | None = None  # only where your own images have a folder for it
 
     def __post_init__(self) -> None:
-        for which, split in (("training", self.train), ("test", self.test)):
-            check_split(split, len(self.classes), f"{self.name}, {which} set")
+        for which, split in (("training", self.train), ("test", self.test), ("validation", self.validation)):
+            if split is not None:
+                check_split(split, len(self.classes), f"{self.name}, {which} set")
 
 
 def check_split(split: Split, classes: int, where: str) -> None:
-    """Hold a split to its shapes, types and range of labels; ``where`` begins the message."""
+    """Check a split's shapes, types and range of labels; ``where`` begins the message."""
     images, labels, info = split
     if images.dtype != torch.uint8 or images.ndim != 4:
         raise DataError(f"{where}: images must be uint8 n c h w, got {images.dtype} {tuple(images.shape)}")
@@ -64,7 +66,7 @@ def check_split(split: Split, classes: int, where: str) -> None:
 
 
 def data_folder(folder: str | Path | None = None) -> Path:
-    """Where datasets lie, one folder each: the argument, else ``VBCAPS_DATA``, else the user's cache."""
+    """Return the folder of the datasets, one folder each: the argument, or ``VBCAPS_DATA``, or the user's cache."""
     if folder is not None:
         return Path(folder).expanduser()
     if named := os.environ.get("VBCAPS_DATA"):

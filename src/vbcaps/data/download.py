@@ -30,7 +30,7 @@ class FileState(NamedTuple):
 
 
 def check(name: str, folder: str | Path | None = None) -> list[FileState]:
-    """The state of each official file of a dataset, and of files that stand in for them."""
+    """Return the state of each official file of a dataset, and of files that stand in for them."""
     place = data_folder(folder) / name
     rows = [_state(place, file) for file in _official(name)]
     if any(row.state == "missing" for row in rows) and place.is_dir():
@@ -41,7 +41,7 @@ def check(name: str, folder: str | Path | None = None) -> list[FileState]:
 
 
 def fetch(name: str, folder: str | Path | None = None, progress: Progress | None = None) -> list[FileState]:
-    """Fetch the official files of a dataset that are not there yet; each is held to its sum before it gets its name.
+    """Fetch the official files of a dataset that are missing; check each against its sum before it gets its name.
 
     affNIST trains on MNIST, which is fetched too.
     """
@@ -102,7 +102,7 @@ def _fetch(file: OfficialFile, place: Path, progress: Progress | None) -> None:
 
 
 def _download(address: str, part: Path, file: OfficialFile, progress: Progress | None) -> None:
-    """Into ``part``, going on where an earlier attempt ended; what is not the official file is deleted."""
+    """Download to ``part``, from where an earlier attempt ended; delete a file that is not the official one."""
     have = part.stat().st_size if part.is_file() else 0
     headers = {"User-Agent": "vbcaps"} | ({"Range": f"bytes={have}-"} if have else {})
     request = urllib.request.Request(address, headers=headers)
@@ -127,7 +127,7 @@ def _download(address: str, part: Path, file: OfficialFile, progress: Progress |
         return
     part.unlink()
     if not have:
-        raise DataError("what came is not the published file: its SHA-256 differs, or its archive is damaged")
+        raise DataError("the download is not the published file: its SHA-256 differs, or its archive is damaged")
     _download(address, part, file, progress)  # from the start: it may be the earlier attempt's fault
 
 

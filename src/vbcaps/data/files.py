@@ -21,12 +21,12 @@ AGAIN = "delete it and fetch it again (vbcaps data fetch)"
 
 
 def plain(name: str) -> str:
-    """The name without its compression: a.mat for a.mat.gz."""
+    """Return the name without its compression: a.mat for a.mat.gz."""
     return name.removesuffix(".gz").removesuffix(".xz").removesuffix(".zip")
 
 
 def find(folder: Path, name: str) -> Path | None:
-    """The file ``name`` in ``folder``, or its uncompressed twin."""
+    """Return the file ``name`` in ``folder``, or its uncompressed twin."""
     candidates = (folder / name, folder / plain(name))
     return next((path for path in candidates if path.is_file()), None)
 
@@ -41,7 +41,7 @@ def need(folder: Path, name: str) -> Path:
 
 
 def read_raw(path: Path) -> bytes:
-    """The bytes on the disk. A file with the name and size of an official one must have its sum."""
+    """Read the bytes on the disk. A file with the name and size of an official one must have its sum."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -53,7 +53,7 @@ def read_raw(path: Path) -> bytes:
 
 
 def read(path: Path) -> bytes:
-    """The contents, uncompressed; of a.mat.zip, those of a.mat in it."""
+    """Read the contents, uncompressed; for a.mat.zip, those of a.mat in it."""
     data = read_raw(path)
     try:
         if path.suffix == ".gz":
@@ -69,7 +69,7 @@ def read(path: Path) -> bytes:
 
 
 def read_npy(path: Path) -> np.ndarray:
-    """An array from .npy or .npy.xz."""
+    """Read an array from .npy or .npy.xz."""
     data = read(path)
     try:
         return np.load(io.BytesIO(data), allow_pickle=False)
@@ -78,7 +78,7 @@ def read_npy(path: Path) -> np.ndarray:
 
 
 def read_matlab(path: Path, variables: tuple[str, ...]) -> dict[str, Any]:
-    """Variables of a MATLAB file (version 5), zipped or not."""
+    """Read variables of a MATLAB file (version 5), zipped or not."""
     try:
         from scipy.io import loadmat
     except ImportError as error:

@@ -1,24 +1,28 @@
 """Your own images: a folder of class folders.
 
 Either ``train`` and ``test`` (or ``val``), each with one folder for every class, or the class folders alone, of which a
-class-balanced fifth is held out for the test; or all are the test, where nothing is trained on them.
+class-balanced fifth is held out for the test. Beside ``train`` and ``test``, ``val`` chooses the best epoch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from vbcaps.data.dataset import DataError, Dataset, Split
-from vbcaps.data.splits import hold_out
+from vbcaps.data.splits import held_out, hold_out
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 TEST_NAMES = ("test", "val", "valid", "validation")
+NO_CLASSES = ("__MACOSX",)  # what an archive made on a Mac brings along
+SYSTEM_FILES = ("thumbs.db", "desktop.ini")
+SHOWN = 5  # files that cannot be read and are named in an error
 SIZE, TEST_FRACTION, SEED = 32, 0.2, 0
 GREY = {"1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N"}
 LAYOUT = "expected one folder for each class with images in it, or train/ and test/ with such folders"
@@ -26,36 +30,100 @@ Files = dict[str, list[Path]]  # images by class
 T = TypeVar("T")
 
 
-def image_folder(root: Path, size: int | None = None, whole: bool = False) -> Dataset:
-    """Images of ``size`` (32): the shorter side is resized to it, the longer cropped. Grey if all are, else colour.
+class Survey(NamedTuple):
+    """What is in a folder of images, by a look at names and headers alone."""
 
-    With ``whole`` class folders alone are not shared out: all their images are both the training set and the test.
+    classes: tuple[str, ...]
+    train: tuple[int, ...]  # images of each class, after the test images have been held out
+    validation: int  # images in a folder of their own
+    test: int
+    side: int  # median over all images of the shorter side, in pixels
+    left_out: tuple[str, ...]  # sentences about files that are not read
+
+
+def survey(root: Path) -> Survey:
+    """Look over a folder that ``image_folder`` can read; raise the same errors but for damaged pixels."""
+    parts = _parts(root)
+    paths = [path for files in parts.values() for members in files.values() for path in members]
+    sides = sorted(_each(_shorter_side, paths))
+    counts = {name: [len(members) for members in files.values()] for name, files in parts.items()}
+    if "test" not in parts:
+        _check_enough(root, parts["train"])
+        counts["test"] = [held_out(count, TEST_FRACTION) for count in counts["train"]]
+        counts["train"] = [count - held for count, held in zip(counts["train"], counts["test"], strict=True)]
+    validation, test = (sum(counts.get(name, [])) for name in ("validation", "test"))
+    left_out = tuple(_left_out(root, paths))
+    return Survey(tuple(parts["train"]), tuple(counts["train"]), validation, test, sides[len(sides) // 2], left_out)
+
+
+def image_folder(root: Path, size: int | None = None, whole: bool = False) -> Dataset:
+    """Read images at ``size`` (32): the shorter side is resized to it, the longer cropped; grey if all images are grey.
+
+    With ``whole`` class folders alone are not divided: all their images are both the training set and the test set.
     """
     size = size or SIZE
-    train_folder = root / "train"
-    test_folder = next((root / name for name in TEST_NAMES if (root / name).is_dir()), None)
-    if train_folder.is_dir() and test_folder is not None:
-        parts = [_class_files(train_folder), _class_files(test_folder)]
-        if parts[0].keys() != parts[1].keys():
-            differ = ", ".join(sorted(parts[0].keys() ^ parts[1].keys()))
-            raise DataError(f"{root}: the classes of train and {test_folder.name} differ: {differ}")
-    else:
-        parts = [_class_files(train_folder if train_folder.is_dir() else root)]
-    paths = [path for files in parts for members in files.values() for path in members]
+    parts = _parts(root)
+    paths = [path for files in parts.values() for members in files.values() for path in members]
     channels = 1 if all(_each(is_grey, paths)) else 3
-    splits = [_read(files, size, channels) for files in parts]
-    classes = tuple(parts[0])
-    if len(splits) == 1 and whole:
-        splits = [splits[0], splits[0]]
-    elif len(splits) == 1:
-        if single := [name for name, members in parts[0].items() if len(members) < 2]:
-            raise DataError(f"{root / single[0]}: one image only, but there must be one to train and one to test")
-        splits = [*hold_out(splits[0], TEST_FRACTION, SEED)]
-    return Dataset(root.name or str(root), splits[0], splits[1], classes, f"the images in {root.name or root}")
+    splits = {name: _read(files, size, channels) for name, files in parts.items()}
+    train, test = splits["train"], splits.get("test")
+    if test is None and whole:
+        test = train
+    elif test is None:
+        _check_enough(root, parts["train"])
+        train, test = hold_out(train, TEST_FRACTION, SEED)
+    name = root.name or str(root)
+    return Dataset(name, train, test, tuple(parts["train"]), f"the images in {name}", splits.get("validation"))
+
+
+def _parts(root: Path) -> dict[str, Files]:
+    """Return the files of ``train`` and, where they have folders, of ``test`` and ``validation``."""
+    train = root / "train"
+    others = [root / name for name in TEST_NAMES if (root / name).is_dir()]
+    if not train.is_dir() or not others:
+        return dict(train=_class_files(train if train.is_dir() else root))
+    parts = dict(train=_class_files(train))
+    for name, folder in zip(("test", "validation"), others, strict=False):
+        parts[name] = _class_files(folder)
+        if parts[name].keys() != parts["train"].keys():
+            differ = ", ".join(sorted(parts[name].keys() ^ parts["train"].keys()))
+            raise DataError(f"{root}: the classes of train and {folder.name} differ: {differ}")
+    return parts
+
+
+def _check_enough(root: Path, files: Files) -> None:
+    if single := [name for name, members in files.items() if len(members) < 2]:
+        raise DataError(f"{root / single[0]}: has one image only, but one is needed to train and one to test")
+
+
+def _left_out(root: Path, taken: list[Path]) -> Iterator[str]:
+    """Say which files of a folder are not read, by one example each."""
+    known = set(taken)
+    files = [path for path in sorted(root.rglob("*")) if path.is_file() and path not in known]
+    files = [path for path in files if not _hidden(path.relative_to(root)) and path.name.lower() not in SYSTEM_FILES]
+    images = [path for path in files if path.suffix.lower() in SUFFIXES]
+    others = [path for path in files if path.suffix.lower() not in SUFFIXES]
+    if images:
+        yield f"{_count(images, 'image')} in no class folder, left out: {images[0]}"
+    if others:
+        yield f"{_count(others, 'file')} of no known image format, left out: {others[0]}"
+
+
+def _count(paths: list[Path], what: str) -> str:
+    return f"{len(paths)} {what}{'s' if len(paths) > 1 else ''}"
+
+
+def _hidden(path: Path) -> bool:
+    return any(name.startswith(".") or name in NO_CLASSES for name in path.parts)
+
+
+def _shorter_side(path: Path) -> int:
+    with _opened(path) as image:
+        return min(image.size)
 
 
 def image_files(path: Path) -> list[Path]:
-    """The images in a folder and in its folders, in order; what is no folder is itself."""
+    """Return the images in a folder and in its folders, in order; a path to a file is returned as it is."""
     if not path.is_dir():
         return [path]
     if files := _images(path):
@@ -64,33 +132,38 @@ def image_files(path: Path) -> list[Path]:
 
 
 def read_images(paths: list[Path], size: int, channels: int) -> Tensor:
-    """Image files as uint8 ``n channels size size``."""
+    """Read image files as uint8 ``n channels size size``."""
     return torch.stack(_each(lambda path: read_image(path, size, channels), paths))
 
 
 def read_image(path: Path, size: int, channels: int) -> Tensor:
-    """One image file as uint8 ``channels size size``: upright, on white where transparent, 16 bits as 8."""
-    try:
-        with Image.open(path) as file:
-            image = ImageOps.exif_transpose(file)
-            if image.mode == "F" or (image.mode == "I" and file.format == "TIFF"):
-                raise DataError(f"{path}: pixels of 32 bits have no agreed range: save it with 8 or 16 bits")
-            if image.mode.startswith("I"):  # 16 bits of grey, which Pillow's own conversion would clip
-                image = Image.fromarray((np.clip(np.asarray(image), 0, 65535) // 257).astype(np.uint8))
-            if image.has_transparency_data:
-                image = image.convert("RGBA")
-                image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-            image = image.convert("L" if channels == 1 else "RGB")
-            image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path}: cannot be read as an image ({error})") from error
+    """Read an image file as uint8 ``channels size size``: upright, on white where transparent, 16 bits as 8."""
+    with _opened(path) as file:
+        image = ImageOps.exif_transpose(file)
+        if image.mode == "F" or (image.mode == "I" and file.format == "TIFF"):
+            raise DataError(f"{path}: pixels of 32 bits have no agreed range: save it with 8 or 16 bits")
+        if image.mode.startswith("I"):  # 16 bits of grey, which Pillow's own conversion would clip
+            image = Image.fromarray((np.clip(np.asarray(image), 0, 65535) // 257).astype(np.uint8))
+        if image.has_transparency_data:
+            image = image.convert("RGBA")
+            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+        image = image.convert("L" if channels == 1 else "RGB")
+        image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
     return torch.from_numpy(np.array(image)).view(size, size, channels).permute(2, 0, 1).contiguous()
 
 
 def is_grey(path: Path) -> bool:
+    with _opened(path) as image:
+        return image.mode in GREY
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
     try:
         with Image.open(path) as image:
-            return image.mode in GREY
+            yield image
+    except UnidentifiedImageError as error:  # its message names the path
+        raise DataError(f"{path}: cannot be read as an image") from error
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(f"{path}: cannot be read as an image ({error})") from error
 
@@ -98,21 +171,25 @@ def is_grey(path: Path) -> bool:
 def _class_files(folder: Path) -> Files:
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder")
-    visible = (path for path in sorted(folder.iterdir()) if not path.name.startswith("."))
+    visible = (path for path in sorted(folder.iterdir()) if not _hidden(Path(path.name)))
     files = {path.name: _images(path) for path in visible if path.is_dir()}
     if not files:
-        raise DataError(f"{folder}: has no class folders: {LAYOUT}")
+        loose = "; its images are in no class folder" if _images(folder) else ""
+        raise DataError(f"{folder}: has no class folders: {LAYOUT}{loose}")
     if len(files) == 1:
-        raise DataError(f"{folder}: has one class only, {next(iter(files))}: {LAYOUT}")
+        (name,) = files
+        deeper = [path.name for path in sorted((folder / name).iterdir()) if path.is_dir() and not _hidden(path)]
+        hint = f"; did you mean {folder / name}?" if len(deeper) > 1 else ""
+        raise DataError(f"{folder}: has one class only, {name}: {LAYOUT}{hint}")
     if empty := [name for name, members in files.items() if not members]:
         raise DataError(f"{folder / empty[0]}: has no images ({', '.join(sorted(SUFFIXES))}): {LAYOUT}")
     return files
 
 
 def _images(folder: Path) -> list[Path]:
-    """In it and in its folders; what is hidden, as an editor's copies are, is not looked at."""
+    """Return the images in a folder and in its folders, but for hidden ones, such as an editor's copies."""
     paths = (path for path in sorted(folder.rglob("*")) if path.suffix.lower() in SUFFIXES and path.is_file())
-    return [path for path in paths if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    return [path for path in paths if not _hidden(path.relative_to(folder))]
 
 
 def _read(files: Files, size: int, channels: int) -> Split:
@@ -122,6 +199,21 @@ def _read(files: Files, size: int, channels: int) -> Split:
 
 
 def _each(function: Callable[[Path], T], paths: list[Path]) -> list[T]:
-    """In threads: Pillow decodes outside Python's lock."""
+    """Call a function for every path, in threads: Pillow decodes outside Python's lock.
+
+    All paths that raise a ``DataError`` are named in one error, so that they can be mended at once.
+    """
+
+    def call(path: Path) -> T | DataError:
+        try:
+            return function(path)
+        except DataError as error:
+            return error
+
     with ThreadPoolExecutor() as pool:
-        return list(pool.map(function, paths))
+        found = list(pool.map(call, paths))
+    errors = [one for one in found if isinstance(one, DataError)]
+    if errors:
+        more = f"; and {len(errors) - SHOWN} more" if len(errors) > SHOWN else ""
+        raise DataError("; ".join(map(str, errors[:SHOWN])) + more) from errors[0]
+    return [one for one in found if not isinstance(one, DataError)]

@@ -36,7 +36,7 @@ def read_split(folder: Path, prefix: str) -> Split:
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """The array of unsigned bytes in an idx file."""
+    """Read the array of unsigned bytes in an idx file."""
     data = read(path)
     if data[:3] != b"\0\0\x08":
         raise DataError(f"{path}: not an idx file of bytes: it begins with {data[:4].hex()}, not 000008..")

@@ -12,7 +12,7 @@ CHUNK = 2048  # images at a time: the floats of a whole dataset would not fit in
 
 
 def resize(images: Tensor, size: int) -> Tensor:
-    """uint8 ``n c h w`` to ``n c size size``: bilinear, antialiased, rounded."""
+    """Resize uint8 ``n c h w`` to ``n c size size``: bilinear, antialiased, rounded."""
     if size < 1:
         raise ValueError(f"size must be at least 1, got {size}")
     if images.shape[2:] == (size, size):

@@ -45,7 +45,7 @@ def _read(path: Path, count: int, sha256: str) -> Split:
 
 
 def make(fashion: Dataset, folder: Path) -> dict[str, str]:
-    """Write the sheets from the whole of Fashion-MNIST; returns their sums."""
+    """Write the sheets from the whole of Fashion-MNIST; return their sums."""
     folder.mkdir(parents=True, exist_ok=True)
     sums = {}
     for part, count in PER_CLASS.items():

@@ -17,7 +17,7 @@ def has_sheets(folder: Path) -> bool:
 
 
 def read_sheets(folder: Path, part: str) -> Split:
-    """The images ``part_00.webp``, ``part_01.webp``, ... and ``part_labels.npy``."""
+    """Read the images ``part_00.webp``, ``part_01.webp``, ... and ``part_labels.npy``."""
     labels = read_npy(need(folder, f"{part}_labels.npy"))
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise DataError(f"{folder / f'{part}_labels.npy'}: must be integers n, got {labels.dtype} {labels.shape}")

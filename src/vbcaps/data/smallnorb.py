@@ -33,7 +33,7 @@ RE_ENCODED = (
 
 
 def smallnorb(folder: Path, size: int | None = None) -> Dataset:
-    """``size`` 48 unless given, resized with antialiasing as the images are read: the originals take a gigabyte."""
+    """Load smallNORB at ``size`` (48), resized with antialiasing while it is read: the originals take a gigabyte."""
     arrays = not any(folder.glob("*-dat.mat*")) and any(folder.glob("*_images_48.npy*"))
     read_split, source = (read_arrays, RE_ENCODED) if arrays else (read_original, "original files")
     train, test = (read_split(folder, part, size or 48) for part in PREFIX)
@@ -57,7 +57,7 @@ def read_arrays(folder: Path, part: str, size: int) -> Split:
 
 
 def read_matrix(path: Path) -> np.ndarray:
-    """The array in a binary-matrix file."""
+    """Read the array in a binary-matrix file."""
     data = read(path)
     if len(data) < 20:
         raise DataError(f"{path}: ends within its header: {AGAIN}")

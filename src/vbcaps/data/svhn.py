@@ -20,7 +20,7 @@ def svhn(folder: Path) -> Dataset:
 
 
 def read_mat(folder: Path, part: str) -> Split:
-    """X is ``y x c n`` and y is ``n 1`` with 10 for the digit 0."""
+    """Read X, ``y x c n``, and y, ``n 1`` with 10 for the digit 0."""
     path = need(folder, f"{part}_32x32.mat")
     found = read_matlab(path, ("X", "y"))
     images, labels = np.asarray(found["X"]), np.asarray(found["y"]).reshape(-1)

@@ -282,7 +282,11 @@ def load_weights(path: str | Path, device: str | torch.device = "cpu") -> Weight
         kind = "a saved state: use last.safetensors beside it" if about.get("format") == STATE else "another program's"
         raise RunError(f"{path} has no vbcaps weights, it is {kind}")
     try:
-        recipe, view, classes = Recipe.from_json(about["recipe"]), View(**about["view"]), tuple(about["classes"])
+        recipe, view, classes = (
+            Recipe.from_json(about["recipe"]),
+            View.from_json(about["view"]),
+            tuple(about["classes"]),
+        )
         metadata, net = about["metadata"], recipe.net(about["in_channels"], len(classes))
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"{path} has a header that this version ({vbcaps.__version__}) cannot read: {error}") from error

@@ -71,9 +71,9 @@ class Learner:
         if batch % group.size:
             raise ValueError(f"batch must be a multiple of the {group.size} processes, got {batch}")
         self.steps, self.batch, self.share = count // batch, batch, batch // group.size
-        if (recipe.mixup or recipe.paste) and self.share < 2:
+        if recipe.mixup and self.share < 2:
             each = f"each of the {group.size} processes" if group.size > 1 else "a batch"
-            raise ValueError(f"mixup and paste take of another image: {each} must have two, got batch={batch}")
+            raise ValueError(f"mixup blends two images: {each} must have two, got batch={batch}")
         self.epoch, self.step = 0, 0  # epochs done, steps done in the present one
 
         with torch.random.fork_rng(devices=[]):
@@ -164,20 +164,17 @@ class Learner:
         index, u = self.order.index_select(0, k)[0], self.u.index_select(0, k)[0]
         x = self.view.train(self.train.images.index_select(0, index), u[:, : self.view.draws])
         y = self.train.labels.index_select(0, index)
-        if not (self.recipe.mixup or self.recipe.paste):
+        if not self.recipe.mixup:
             return x, y, y
-        share = self.recipe.mixup * u[:, -1, None, None, None]
-        if self.recipe.paste:
-            share = torch.where(self.view.outside_squares(u[:, : self.view.draws]) > 0, share, 1.0)
-        x, target = mixup(x, y, share, self.classes)
+        x, target = mixup(x, y, self.recipe.mixup * u[:, -1, None, None, None], self.classes)
         return x, y, target
 
     def loss(self, out: Capsules | Scores, y: Tensor) -> Tensor:
         if self.recipe.loss == "spread":
             return spread_loss(out.activations, y, self.rate[0, 1])
         if self.recipe.loss_on == "activations":
-            return activation_nll_loss(out.activations, y, label_smoothing=self.recipe.smoothing)
-        return F.cross_entropy(out.logits, y, label_smoothing=self.recipe.smoothing)
+            return activation_nll_loss(out.activations, y)
+        return F.cross_entropy(out.logits, y)
 
     def average(self) -> None:
         """Of weights and of BatchNorm's statistics: those of the last step need not fit the average of weights."""

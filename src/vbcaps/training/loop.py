@@ -225,7 +225,7 @@ def prepare(recipe: Recipe, folder: str | Path | None, device: torch.device, who
         train, familiar, test = viewpoints(dataset, recipe.viewpoint)
     elif recipe.data is None and recipe.dataset == "affnist":
         familiar = load("mnist", folder).test
-    validation = familiar if recipe.match else None
+    validation = familiar if recipe.match else dataset.validation
     if recipe.validation and not whole:
         train, validation = hold_out(train, recipe.validation, recipe.split, recipe.hold_out)
     view = recipe.view().fit(train)

@@ -8,14 +8,17 @@ import typing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from vbcaps.data.facts import FACTS
+from vbcaps.removed import without_removed
+
 if TYPE_CHECKING:  # PyTorch takes seconds to import, and a recipe can be listed, changed and checked without
     from vbcaps.data import View
     from vbcaps.models import Network
     from vbcaps.prior import Prior
 
-# A test holds these words to the modules that give them a meaning.
+# The words a field may have; a test compares them with the modules that give them a meaning.
 CHOICES: dict[str, tuple[str, ...]] = dict(
-    dataset=("sample", "smallnorb", "fashion-mnist", "mnist", "affnist", "svhn", "cifar10"),
+    dataset=tuple(FACTS),
     network=("caps", "cnn"), stem=("conv", "residual"), routing=("vb", "em", "dynamic"),
     activation=("released", "paper"), through=("all", "last"), precision=("gamma", "wishart", "full"),
     learn=("alpha0", "m0", "kappa0", "Psi0", "nu0"), init=("glorot", "identity"),
@@ -28,8 +31,8 @@ CHOICES: dict[str, tuple[str, ...]] = dict(
 # Number fields: the smallest and the largest value allowed.
 RANGES: dict[str, tuple[float, float]] = dict(
     validation=(0, 0.9), split=(0, 2**32 - 1), match=(0, 1), image_size=(8, 1024), seed=(0, 2**32 - 1),
-    crop=(20, 256), pad=(0, 64), brightness=(0, 1), contrast=(0, 1), sharpness=(0, 1), rotate=(0, 180), zoom=(0, 0.9),
-    stretch=(0, 0.9), cutout=(0, 256), cutouts=(1, 16), mixup=(0, 0.5), smoothing=(0, 0.9), iters=(1, 100),
+    crop=(20, 256), pad=(0, 64), brightness=(0, 1), contrast=(0, 1), rotate=(0, 180), zoom=(0, 0.9),
+    stretch=(0, 0.9), cutout=(0, 256), mixup=(0, 0.5), iters=(1, 100),
     temperature=(1e-6, 1e6), min_var=(1e-9, 1e6), gain=(1e-3, 1e3), noise=(0, 1), batch=(1, 65536), epochs=(1, 100_000),
     lr=(0, 100), momentum=(0, 0.9999), weight_decay=(0, 1), warmup=(0, 100_000), decay=(0, 1), final=(0, 1),
     ema=(0, 0.999999), save_seconds=(0, math.inf),
@@ -46,84 +49,87 @@ def _field(default: Any, help: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Everything that decides what a training gives, but for the device. Immutable: ``dataclasses.replace`` it.
+    """Everything that decides the result of a training, but for the device.
 
-    A wrong type, a value out of range or an impossible combination is a ``ValueError`` that names the field.
+    A recipe is immutable: ``with_fields`` makes another. A wrong type, a value out of range or an impossible
+    combination raises a ``ValueError`` that names the field.
     """
 
-    name: str = _field("custom", "what the run is called")
+    name: str = _field("custom", "name of the run")
 
-    dataset: str = _field("smallnorb", "which dataset")
+    dataset: str = _field("smallnorb", "the dataset")
     data: str | None = _field(None, "a folder of your own images, one folder for each class, in place of the dataset")
     image_size: int | None = _field(
-        None, "side to which images are resized first; not given: 48 for smallNORB, the crop for your own"
+        None, "resize images to this side first; by default 48 for smallNORB, --crop for your own images"
     )
-    validation: float = _field(0.0, "share of each class of the training images that is held out; 0: train on all")
-    hold_out: str = _field("images", "what is held out: images at random, or whole objects of smallNORB")
-    split: int = _field(0, "which random share is held out, the same for every seed")
-    test: bool = _field(False, "test the best weights once, at the end; without a validation share the last always are")
+    validation: float = _field(
+        0.0, "hold out this share of each class of the training images to choose the best epoch; 0: off"
+    )
+    hold_out: str = _field("images", "hold out images at random, or whole objects of smallNORB")
+    split: int = _field(0, "number of the random share that is held out, the same for every seed")
+    test: bool = _field(False, "with a validation share: test the best weights once, at the end")
     viewpoint: str | None = _field(None, "smallNORB: train on some azimuths or elevations, test on the others")
-    match: float = _field(0.0, "stop when the error on familiar views (for affNIST: on MNIST) is this; 0: off")
-    seed: int = _field(0, "of the first weights, the order of the images and the augmentation")
+    match: float = _field(0.0, "stop at this error on familiar viewpoints (for affNIST: on MNIST); 0: off")
+    seed: int = _field(0, "seed of the initial weights, the order of the images and the augmentation")
 
-    crop: int = _field(32, "side of the network's input: random crops in training, the centre in testing")
-    pad: int = _field(0, "pixels put around an image before it is cropped")
-    standardise: str = _field("image", "to mean 0 and variance 1: of each image, of its crop, of the dataset; or none")
-    fill: str = _field("black", "what is outside an image: black, its mean, or what is at its edge")
-    flip: bool = _field(False, "mirror half of the training images (of a stereo pair, left and right change places)")
-    place: bool = _field(False, "put a training image anywhere in the crop, a test image at its centre")
-    brightness: float = _field(0.0, "random brightness, up to this share; 0: off")
-    contrast: float = _field(0.0, "random contrast, up to this share; 0: off")
-    rotate: float = _field(0.0, "turn training images at random, up to so many degrees either way; 0: off")
-    zoom: float = _field(0.0, "enlarge or reduce training images at random, up to this share; 0: off")
-    stretch: float = _field(0.0, "make training images wider and lower, or the reverse, up to this share; 0: off")
-    resample: str = _field("bilinear", "how turned, enlarged or stretched images are read between pixels")
-    sharpness: float = _field(0.0, "blur or sharpen training images at random, up to this share; 0: off")
-    cutout: int = _field(0, "side of a square of training images, anywhere, that is blanked; 0: off")
-    cutouts: int = _field(1, "how many such squares")
-    paste: bool = _field(False, "nll: fill such squares from another image, which has its share of the label")
-    mixup: float = _field(0.0, "nll: blend a training image and its label with another's, up to this share; 0: off")
+    crop: int = _field(32, "side of the network's input: random crops in training, the central crop in testing")
+    pad: int = _field(0, "pad images by so many pixels before random crops")
+    standardise: str = _field("image", "scale to mean 0 and variance 1: each image, each crop, or the whole dataset")
+    fill: str = _field("black", "pixels outside an image: black, its mean, or the nearest at its edge")
+    flip: bool = _field(False, "mirror half of the training images (in a stereo pair, left and right swap)")
+    place: bool = _field(False, "place training images anywhere in the crop, test images at its centre")
+    brightness: float = _field(0.0, "change the brightness of training images at random by up to this share; 0: off")
+    contrast: float = _field(0.0, "change the contrast of training images at random by up to this share; 0: off")
+    rotate: float = _field(0.0, "rotate training images at random by up to so many degrees; 0: off")
+    zoom: float = _field(0.0, "enlarge or shrink training images at random by up to this share; 0: off")
+    stretch: float = _field(0.0, "make training images wider or taller at random by up to this share; 0: off")
+    resample: str = _field("bilinear", "interpolation of rotated, enlarged or stretched images")
+    cutout: int = _field(0, "blank a square of this side at a random place in training images; 0: off")
+    mixup: float = _field(0.0, "nll: blend each training image and label with another, up to this share; 0: off")
 
-    network: str = _field("caps", "capsules, or a plain CNN beside them: convolutions in the same fields")
+    network: str = _field("caps", "capsules, or a plain CNN with the same receptive fields to compare them with")
     arch: tuple[int, ...] = _field(
-        (64, 16, 16, 16), "F, d1, d2, d3: filters of the stem, then types of capsules (filters)"
+        (64, 16, 16, 16), "F,d1,d2,d3: filters of the stem, then capsule types (CNN: filters) of each layer"
     )
     stem: str = _field("conv", "three convolutions, or four residual blocks")
     routing: str = _field("vb", "Variational Bayes, EM, or Dynamic")
     iters: int = _field(3, "routing iterations")
-    activation: str = _field("released", "VB: the rule of the released code, or the one printed in the paper")
-    through: str = _field("all", "VB: gradients go back through all iterations, or through the last")
-    precision: str = _field("gamma", "VB: what the precision of a pose is")
-    alpha0: float = _field(1.0, "VB: prior of the mixing proportions")
+    activation: str = _field("released", "VB: activation rule of the released code, or the one printed in the paper")
+    through: str = _field("all", "VB: iterations through which gradients flow back")
+    precision: str = _field("gamma", "VB: distribution of a pose's precision; gamma is diagonal")
+    alpha0: float = _field(1.0, "VB: prior concentration of the mixing proportions")
     m0: float = _field(0.0, "VB: prior mean of a pose")
-    kappa0: float = _field(1.0, "VB: how sure the prior mean is")
-    psi0: float = _field(1.0, "VB: prior scale of the precision, times the identity")
-    nu0: float | None = _field(None, "VB: prior degrees of freedom; 17, pose entries + 1, where not given")
-    learn: tuple[str, ...] = _field((), "VB: priors learned by backpropagation: alpha0, m0, kappa0, Psi0, nu0")
-    temperature: float = _field(0.01, "EM: inverse temperature that the iterations approach")
-    min_var: float = _field(0.1, "EM: added to every variance")
-    norm_pose: bool = _field(True, "BatchNorm on the poses, too")
-    init: str = _field("glorot", "first transformations: Glorot's, or the identity with noise beside its diagonal")
-    gain: float = _field(1.0, "factor on Glorot's transformations")
-    noise: float = _field(0.01, "of the identity transformations")
-    backend: str = _field("auto", "the fastest kernels there are, or one kind")
+    kappa0: float = _field(1.0, "VB: prior weight of the mean")
+    psi0: float = _field(1.0, "VB: prior scale of the precision, a multiple of the identity")
+    nu0: float | None = _field(None, "VB: prior degrees of freedom; by default 17, pose entries + 1")
+    learn: tuple[str, ...] = _field((), "VB: priors to learn by backpropagation")
+    temperature: float = _field(0.01, "EM: inverse temperature of the last iteration")
+    min_var: float = _field(0.1, "EM: constant added to every variance")
+    norm_pose: bool = _field(True, "also normalise the poses by BatchNorm")
+    init: str = _field("glorot", "initial transformations: Glorot's, or the identity with noise off its diagonal")
+    gain: float = _field(1.0, "factor on Glorot's initial transformations")
+    noise: float = _field(0.01, "standard deviation of the noise on identity transformations")
+    backend: str = _field("auto", "which kernels route; auto takes the fastest that are available")
 
-    loss: str = _field("nll", "negative log likelihood, or spread (its margin grows from 0.2 to 0.9 in half the run)")
-    loss_on: str = _field("activations", "softmax of the activations, as released, or of scaled logits")
-    smoothing: float = _field(0.0, "nll: how much of a label goes to all classes alike")
-    batch: int = _field(32, "images in a step, of all processes together")
-    epochs: int = _field(350, "passes over the training images; an incomplete last batch is left out")
-    optimiser: str = _field("adam", "Adam, AdamW, SGD with momentum, or Muon (AdamW for what is no matrix)")
+    loss: str = _field("nll", "negative log likelihood, or spread (the margin grows from 0.2 to 0.9 in the first half)")
+    loss_on: str = _field(
+        "activations", "nll: softmax of the activations, as in the released code, or of scaled logits"
+    )
+    batch: int = _field(32, "images in a step, all processes together")
+    epochs: int = _field(350, "passes over the training images; warmup and milestones follow unless they are given")
+    optimiser: str = _field("adam", "Adam, AdamW, SGD with momentum, or Muon (with AdamW for all but matrices)")
     lr: float = _field(3e-3, "highest learning rate")
-    momentum: float = _field(0.9, "of SGD")
-    weight_decay: float = _field(0.0, "L2 penalty, as part of the gradient; of AdamW and Muon beside it")
+    momentum: float = _field(0.9, "momentum of SGD")
+    weight_decay: float = _field(0.0, "weight decay: L2 for Adam and SGD, decoupled for AdamW and Muon")
     schedule: str = _field("exponential", "how the learning rate falls")
-    warmup: float = _field(0.0, "epochs in which the learning rate rises from 0, in any schedule")
+    warmup: float = _field(0.0, "epochs in which the learning rate rises from 0, in every schedule")
     milestones: tuple[int, ...] = _field((), "steps: epochs after which the learning rate is multiplied by decay")
-    decay: float = _field(0.1, "steps: that factor")
-    final: float = _field(0.01, "exponential, cosine, onecycle: the last learning rate as a share of the highest")
-    ema: float = _field(0.0, "keep a moving average of the weights with this decay, and evaluate it; 0: off")
-    save_seconds: float = _field(300.0, "save the state this often within an epoch, too; 0: only after each epoch")
+    decay: float = _field(0.1, "steps: factor on the learning rate at a milestone")
+    final: float = _field(0.01, "exponential, cosine, onecycle: last learning rate as a share of the highest")
+    ema: float = _field(0.0, "evaluate a moving average of the weights with this decay; 0: off")
+    save_seconds: float = _field(
+        300.0, "also save the state within an epoch after so many seconds; 0: after epochs only"
+    )
 
     def __post_init__(self) -> None:
         self.validate()
@@ -148,7 +154,7 @@ class Recipe:
         if self.lr == 0:
             raise ValueError("lr must be above 0, got 0")
         self._validate_combinations()
-        # The rest is for views and priors to say; they need PyTorch, so only where it could be wrong.
+        # Views and priors check the rest; they need PyTorch, so they are made only where something could be wrong.
         if (self.place and self.pad) or self.fill == "mean":
             self.view()
         if any(getattr(self, field) != getattr(Recipe, field) for field in PRIOR):
@@ -164,19 +170,13 @@ class Recipe:
                         f"{one} belongs to {field}={only!r}, got {one}={getattr(self, one)!r} with {field}={other!r}"
                     )
         if self.network == "cnn" and self.loss_on != "logits":
-            raise ValueError(f"network='cnn' has logits alone: loss_on must be 'logits', got {self.loss_on!r}")
+            raise ValueError(f"network='cnn' has only logits: loss_on must be 'logits', got {self.loss_on!r}")
         if self.loss == "spread" and self.loss_on != "activations":
-            raise ValueError(f"loss='spread' is of activations, got loss_on={self.loss_on!r}")
-        if self.loss == "spread" and self.smoothing:
-            raise ValueError(f"smoothing belongs to loss='nll', got smoothing={self.smoothing} with loss='spread'")
-        for field in ("mixup", "paste"):
-            value = getattr(self, field)
-            if self.loss == "spread" and value:
-                raise ValueError(f"{field} belongs to loss='nll', got {field}={value} with loss='spread'")
-        if (self.paste or self.cutouts != 1) and not self.cutout:
-            raise ValueError(f"{'paste' if self.paste else 'cutouts'} needs squares: cutout must be above 0")
+            raise ValueError(f"loss='spread' needs loss_on='activations', got loss_on={self.loss_on!r}")
+        if self.loss == "spread" and self.mixup:
+            raise ValueError(f"mixup belongs to loss='nll', got mixup={self.mixup} with loss='spread'")
         if self.resample != "bilinear" and not (self.rotate or self.zoom or self.stretch):
-            raise ValueError(f"resample={self.resample!r} needs images that are turned: rotate, zoom or stretch")
+            raise ValueError(f"resample={self.resample!r} needs rotate, zoom or stretch above 0")
         if self.cutout > self.crop:
             raise ValueError(f"cutout must not be larger than crop={self.crop}, got {self.cutout}")
         if self.schedule == "steps" and not self.milestones:
@@ -190,33 +190,34 @@ class Recipe:
         if self.hold_out == "objects" and (self.dataset != "smallnorb" or self.data is not None):
             raise ValueError(f"hold_out='objects' needs dataset='smallnorb', got {self.data or self.dataset!r}")
         if self.match and self.viewpoint is None and (self.dataset != "affnist" or self.data is not None):
-            raise ValueError("match needs familiar views: a viewpoint of smallNORB, or dataset='affnist'")
+            raise ValueError(
+                "match needs an error on familiar views: set viewpoint for smallNORB, or dataset='affnist'"
+            )
         if self.match and self.validation:
-            raise ValueError(f"match chooses the epoch by familiar views, validation={self.validation} must be 0")
+            raise ValueError(f"match chooses the epoch, so validation must be 0, got {self.validation}")
         if self.image_size is not None and self.data is None and self.dataset == "affnist":
             raise ValueError(
-                f"dataset='affnist' has images of two sizes, none is resized: got image_size={self.image_size}"
+                f"dataset='affnist' has images of two sizes, which cannot be resized: got image_size={self.image_size}"
             )
 
     def view(self) -> "View":
-        """How its images become the network's input; for standardise='dataset' still to be fitted."""
+        """Return how images become the network's input; standardise='dataset' must still be fitted."""
         from vbcaps.data import View
 
         return View(
             crop=self.crop, pad=self.pad, standardise=self.standardise, flip=self.flip, place=self.place,
             brightness=self.brightness, contrast=self.contrast, rotate=self.rotate, zoom=self.zoom,
-            stretch=self.stretch, resample=self.resample, sharpness=self.sharpness, cutout=self.cutout,
-            cutouts=self.cutouts, paste=self.paste, fill=self.fill,
+            stretch=self.stretch, resample=self.resample, cutout=self.cutout, fill=self.fill,
         )  # fmt: skip
 
     def prior(self) -> "Prior":
-        """Of every capsule layer."""
+        """Return the prior of every capsule layer."""
         from vbcaps.prior import Prior
 
         return Prior(*(getattr(self, field) for field in PRIOR), precision=self.precision, learn=self.learn)
 
     def net(self, in_channels: int, num_classes: int) -> "Network":
-        """Return the network, its first weights drawn from torch's random numbers."""
+        """Build the network; its initial weights come from torch's random numbers."""
         from vbcaps.models import CapsNet, ConvNet
 
         if self.network == "cnn":
@@ -232,8 +233,33 @@ class Recipe:
             logit_scale=self.loss_on == "logits", backend=self.backend,
         )  # fmt: skip
 
+    def with_epochs(self, epochs: int) -> "Recipe":
+        """Return this recipe with another number of epochs and a schedule that is stretched or shortened with it.
+
+        Warm-up and milestones keep their share of the run; milestones that fall on one epoch become one. The average of
+        weights (``ema``) needs no change: it reaches back over a ninth of the steps done at most (``average_share``).
+
+        >>> recipe = Recipe(epochs=200, schedule="steps", milestones=(80, 120, 160), warmup=10.0).with_epochs(20)
+        >>> recipe.epochs, recipe.milestones, recipe.warmup
+        (20, (8, 12, 16), 1.0)
+        """
+        _check_type("epochs", epochs, int)
+        milestones = {max(round(milestone * epochs / self.epochs), 1) for milestone in self.milestones}
+        warmup = round(self.warmup * epochs / self.epochs, 9)  # 6.8, not 6.800000000000001
+        return dataclasses.replace(self, epochs=epochs, warmup=warmup, milestones=tuple(sorted(milestones)))
+
+    def with_fields(self, **fields: Any) -> "Recipe":
+        """Return this recipe with other fields, as `vbcaps train` does: with ``epochs``, the schedule follows
+        (``with_epochs``) but for fields of it that are given as well.
+
+        >>> Recipe(epochs=100, warmup=10.0).with_fields(epochs=20, lr=0.1).warmup
+        2.0
+        """
+        base = self.with_epochs(fields["epochs"]) if "epochs" in fields else self
+        return dataclasses.replace(base, **fields)
+
     def learning_rate(self, step: int, steps: int) -> float:
-        """Of ``step``, counted from 0 over the whole run, with ``steps`` in an epoch."""
+        """Return the learning rate of ``step``, counted from 0 over the whole run, with ``steps`` in an epoch."""
         warm, total = round(self.warmup * steps), self.epochs * steps
         if step < warm:
             return self.lr * (step + 1) / warm
@@ -249,7 +275,8 @@ class Recipe:
         return self.lr
 
     def average_share(self, step: int) -> float:
-        """Of the weights after ``step`` in their moving average; at first large, so that it forgets how they began."""
+        """Return the share of the weights after ``step`` in their moving average; it is large at first, so that the
+        average forgets the initial weights."""
         return 1 - min(self.ema, (1 + step) / (10 + step))
 
     def to_json(self) -> dict[str, Any]:
@@ -257,7 +284,8 @@ class Recipe:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Recipe":
-        kinds = field_types()
+        """Return the recipe of a run or weights file, which may name fields of an earlier version that are off."""
+        kinds, fields = field_types(), without_removed(fields)
         for field in fields:
             if field not in kinds:
                 raise ValueError(f"a recipe has no field {field!r}{nearest(field, kinds)}")
@@ -266,7 +294,7 @@ class Recipe:
 
 
 def not_for(network: str, routing: str) -> tuple[str, ...]:
-    """Fields that belong to another network or routing."""
+    """Return the fields that belong to another network or routing."""
     if network == "cnn":
         return CAPS_ONLY
     return (VB_ONLY if routing != "vb" else ()) + (EM_ONLY if routing != "em" else ())
@@ -277,7 +305,7 @@ def field_types() -> dict[str, Any]:
 
 
 def nearest(word: object, allowed: typing.Iterable[str]) -> str:
-    """``"; did you mean 'routing'?"``, or nothing where nothing is near."""
+    """Return ``"; did you mean 'routing'?"``, or an empty string where no allowed word is near."""
     found = difflib.get_close_matches(str(word), list(allowed), n=1)
     return f"; did you mean {found[0]!r}?" if found else ""
 

@@ -214,7 +214,7 @@ class Record:
             lr=self.lr(), seconds=round(self.elapsed(), 3), images_per_second=float(f"{speed:.5g}"),
         )  # fmt: skip
         self.rows.append(row)
-        better = validation is not None and (self.best is None or validation < self.best["validation_error"])
+        better = validation is not None and (self.best is None or validation <= self.best["validation_error"])
         self.best = row if better else self.best
         learner.epoch, learner.step = learner.epoch + 1, 0
         learner.sums.zero_()

@@ -1,0 +1,76 @@
+"""The folders in ``runs/``: ``NAME-1``, ``NAME-2`` and so on, and ``latest``, which leads to the one begun last."""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+RUNS = Path("runs")
+LATEST = "latest"
+
+
+@contextmanager
+def new_run(name: str, chosen: Path | None = None, make: bool = True) -> Iterator[Path]:
+    """Give the folder for a run: ``chosen``, or a new one in ``runs/`` with the next number after its name.
+
+    No two processes get the same new folder, since only one can make it. A folder in which nothing was written, because
+    the run could not begin, is removed again. Without ``make`` nothing is made: another process does.
+    """
+    if chosen is not None:
+        yield chosen
+        return
+    taken = (re.fullmatch(rf"{re.escape(name)}-(\d+)", path.name) for path in RUNS.glob("*"))
+    number = max((int(match[1]) for match in taken if match), default=0) + 1
+    had_runs = RUNS.exists()
+    while make:
+        try:
+            (RUNS / f"{name}-{number}").mkdir(parents=True)
+            break
+        except FileExistsError:
+            number += 1
+    folder = RUNS / f"{name}-{number}"
+    try:
+        yield folder
+    finally:
+        if make:
+            with suppress(OSError):  # it has files, as it should
+                folder.rmdir()
+                if not had_runs:
+                    RUNS.rmdir()
+
+
+def set_latest(folder: Path) -> None:
+    """Let ``runs/latest`` lead to a run beside it: a symbolic link, or where there are none a file with its name."""
+    latest, beside = folder.with_name(LATEST), folder.with_name(f".{LATEST}-{os.getpid()}")
+    if latest.is_dir() and not latest.is_symlink():  # somebody's run
+        return
+    with suppress(FileNotFoundError):
+        beside.unlink()
+    try:
+        beside.symlink_to(folder.name, target_is_directory=True)
+    except (OSError, NotImplementedError):
+        beside.write_text(folder.name + "\n")
+    os.replace(beside, latest)
+
+
+def resolved(path: Path) -> Path:
+    """Return the run that ``runs/latest`` leads to; any other path as it is."""
+    if path.name != LATEST or not (path.is_symlink() or path.is_file()):
+        return path
+    return path.with_name(os.readlink(path) if path.is_symlink() else path.read_text().strip())
+
+
+def newest_run() -> Path:
+    """Return the run in ``runs/`` whose weights were written last."""
+    from vbcaps.training.checkpoint import RunError
+    from vbcaps.weights.shipped import names
+
+    found = [*RUNS.glob("*/last.safetensors"), *RUNS.glob("*/seed*/last.safetensors")]
+    found = [path for path in found if path.relative_to(RUNS).parts[0] != LATEST]  # the same run again
+    if not found:
+        raise RunError(
+            f"there are no weights in {RUNS}/: train some with `vbcaps train`, or give --weights a file or one of "
+            f"those that come with the package: {', '.join(names())}"
+        )
+    return max(found, key=lambda path: path.stat().st_mtime).parent

@@ -1,0 +1,83 @@
+"""The defaults for a folder of your own images: what a recipe becomes where nothing else is asked for."""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from vbcaps.training.recipe import Recipe
+
+SIDES = (28, 48)  # the smallest and the largest network input that is chosen; --crop may be larger
+VALIDATION, ENOUGH = 0.2, 30  # share of the training images held out, where that is at least so many
+BATCHES, SMALLEST = 4, 8  # an epoch has at least so many batches, unless they would be smaller than this
+STEPS, EPOCHS = 600, 200  # a training takes at least so many steps, but for that at most so many epochs
+
+
+def for_own_images(recipe: Recipe, given: Collection[str] = ()) -> tuple[Recipe, list[str]]:
+    """Return the recipe as `vbcaps train` trains it on your own images, and sentences that say what was chosen.
+
+    Args:
+        recipe: a recipe whose ``data`` is a folder of images.
+        given: names of fields that somebody chose; they stay as they are.
+
+    Every default for your own images stands here:
+
+    - images are not mirrored: a digit or a letter is another one in a mirror;
+    - the network's input follows from the size of the images, within ``SIDES``;
+    - a share of the training images, or the folder ``val``, chooses the best epoch, which is then tested. Of few images
+      none are held out: which of a hundred epochs has the fewest errors on nine images is chance, and nine more images
+      to train on help;
+    - batches are so small, and epochs so many, that a few images give enough steps.
+    """
+    from vbcaps.data.folder import survey
+    from vbcaps.data.splits import held_out
+
+    assert recipe.data is not None
+    found = survey(Path(recipe.data))
+    changes: dict[str, Any] = {}
+    said: list[str] = []
+
+    def choose(**fields: Any) -> None:
+        changes.update({field: value for field, value in fields.items() if field not in given})
+
+    choose(flip=False)
+    would = sum(held_out(count, VALIDATION) for count in found.train)
+    few = would < ENOUGH or min(found.train) < 2
+    if not found.validation and not few and "validation" not in given:
+        choose(validation=VALIDATION, test=True)
+    share = changes.get("validation", recipe.validation)
+    held = [held_out(count, share) if share else 0 for count in found.train]
+    train, validation = sum(found.train) - sum(held), sum(held) or found.validation
+    names = ", ".join(found.classes) if len(found.classes) <= 10 else f"{', '.join(found.classes[:9])} and others"
+    chooses = f"{validation} to choose the best epoch, " if validation else ""
+    said.append(f"{len(found.classes)} classes ({names}): {train} images to train on, {chooses}{found.test} to test")
+    said.extend(found.left_out)
+    if few and not validation and "validation" not in given:
+        said.append(
+            f"too few images to choose the best epoch by: the last is tested; --validation {VALIDATION} chooses"
+        )
+
+    if not {"crop", "image_size"} & set(given) and not recipe.place:
+        low, high = SIDES
+        side = min(max(found.side // 4 * 4, low), high)
+        choose(crop=side, image_size=None)
+        why = "" if side == found.side else f" (the shorter side of the images is {found.side}, in the median)"
+        said.append(f"network input {side}x{side}{why}; --crop chooses another")
+
+    batch = changes["batch"] = recipe.batch if "batch" in given else fitting_batch(train, recipe.batch)
+    steps = max(train // min(batch, train), 1)
+    if "epochs" not in given and recipe.epochs * steps < STEPS:
+        changes["epochs"] = max(min(-(-STEPS // steps), EPOCHS), recipe.epochs)
+    chosen = [f"batches of {min(batch, train)}"] if batch != recipe.batch else []
+    chosen += [f"{changes['epochs']} epochs"] if changes.get("epochs", recipe.epochs) != recipe.epochs else []
+    if chosen:
+        said.append(f"few images: {' and '.join(chosen)}")
+    schedule = {field: getattr(recipe, field) for field in ("warmup", "milestones") if field in given}
+    return recipe.with_fields(**changes, **schedule), said
+
+
+def fitting_batch(images: int, largest: int) -> int:
+    """Return the largest power of two that gives ``BATCHES`` batches in an epoch, from ``SMALLEST`` to ``largest``."""
+    batch = SMALLEST
+    while 2 * batch * BATCHES <= images:
+        batch *= 2
+    return min(batch, largest)
