@@ -214,7 +214,7 @@ def run(job: Job) -> dict[str, Any] | None:
     """A row, or nothing where the time is over. That of a run that diverges says so; a signal ends all of them."""
     if time.time() > job.until:
         return None
-    from vbcaps.training.checkpoint import environment
+    from vbcaps.training.environment import environment
     from vbcaps.training.loop import Interrupted, fit, pick_device
 
     about = environment(pick_device(job.device), 1)

@@ -24,6 +24,10 @@ def train(
         str | None, typer.Argument(metavar="RECIPE", help="see `vbcaps recipes`; default where not given")
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="of the run; else runs/RECIPE-SEED")] = None,
+    source: Annotated[
+        str | None,
+        typer.Option("--from", metavar="PATH", help="begin with trained weights: a name, a run's folder or a file"),
+    ] = None,
     resume: Annotated[Path | None, typer.Option(metavar="FOLDER", help="go on with the run in this folder")] = None,
     seeds: Annotated[int, typer.Option(metavar="INT", min=1, help="train this many seeds, from --seed upwards")] = 1,
     device: Device = "auto",
@@ -39,18 +43,27 @@ def train(
     vbcaps train smallnorb_fast --seeds 5
 
     vbcaps train --data photos --epochs 20
+
+    vbcaps train --from fashion --data photos
     """
     if resume is not None and out is not None:
         raise typer.BadParameter("a resumed run stays in its folder: leave --out away", param_hint="--out")
+    if resume is not None and source is not None:
+        raise typer.BadParameter(
+            "a resumed run has its weights; --from cannot be combined with --resume, drop one of them",
+            param_hint="--from",
+        )
     wanted = given(fields)
-    chosen = None if resume is not None and recipe is None else changed(recipe or "default", wanted)
+    chosen = None if recipe is None and (resume or source) is not None else changed(recipe or "default", wanted)
     quiet = quiet or os.environ.get("RANK", "0") != "0"  # of the processes that torchrun starts, the first one talks
     with clear_errors():
-        from vbcaps.training.loop import Interrupted, fit
+        from vbcaps.training.loop import Interrupted, Options, fit, fit_seeds
 
         check_device(device)
         if resume is not None and chosen is None:
             chosen = dataclasses.replace(recipe_of(resume), **wanted)
+        if source is not None and chosen is None:
+            chosen = fine_tuning_of(source, wanted)
         assert chosen is not None
         folder = (
             resume
@@ -59,30 +72,39 @@ def train(
         )
         try:
             with Display(quiet, seeds) as display:
-                results = fit(
-                    chosen,
-                    folder,
+                options = Options(
+                    init=source,
                     data_folder=data_folder,
                     device=device,
-                    seeds=seeds,
                     resume=resume is not None,
                     tensorboard=tensorboard,
                     on_event=display,
                 )
+                one = seeds == 1
+                models = [fit(chosen, folder, **options)] if one else fit_seeds(chosen, folder, seeds, **options)
         except Interrupted as stop:
             again = f"vbcaps train --resume {shlex.quote(str(folder))}" + (f" --seeds {seeds}" if seeds > 1 else "")
             complain(f"interrupted; what was done is saved. Go on with: {again}")
             raise typer.Exit(stop.code) from None
         if os.environ.get("RANK", "0") == "0":
-            for result in results:
-                draw_run(result, data_folder, device)
+            for model in models:
+                draw_run(model, data_folder)
         if not quiet:
-            say_results(results)
+            say_results([model.result for model in models if model.result is not None])
+
+
+def fine_tuning_of(source: str, wanted: dict[str, Any]) -> Recipe:
+    """Return the recipe that fine-tunes weights: their network and input, a short schedule, and the fields given."""
+    from vbcaps.weights.file import read_weights
+    from vbcaps.weights.find import weights_file
+    from vbcaps.weights.transfer import fine_tuning
+
+    return fine_tuning(read_weights(weights_file(source)).recipe, **wanted)
 
 
 def recipe_of(folder: Path) -> Recipe:
     """Of a run, or of the first of several seeds in one folder."""
-    from vbcaps.training.checkpoint import read_recipe, seed_folders
+    from vbcaps.training.runfolder import read_recipe, seed_folders
 
     return read_recipe([*seed_folders(folder), folder][0])
 

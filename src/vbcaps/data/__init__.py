@@ -1,10 +1,10 @@
 """Data: every dataset ends as uint8 tensors; what happens to them on the device is in ``vbcaps.data.augment``."""
 
 from vbcaps.data.augment import View
-from vbcaps.data.catalogue import DATASETS, load
+from vbcaps.data.catalogue import DATASETS, load_dataset
 from vbcaps.data.dataset import DataError, Dataset, Split, data_folder
 from vbcaps.data.download import FileState, check, fetch
-from vbcaps.data.folder import image_files, read_image, read_images
+from vbcaps.data.folder import fit_image, image_files, read_image, read_images
 from vbcaps.data.splits import hold_out, viewpoints
 
 __all__ = [
@@ -17,9 +17,10 @@ __all__ = [
     "check",
     "data_folder",
     "fetch",
+    "fit_image",
     "hold_out",
     "image_files",
-    "load",
+    "load_dataset",
     "read_image",
     "read_images",
     "viewpoints",
