@@ -73,7 +73,8 @@ def test_of_digits_affine_maps_of_those_held_out_are_novel(monkeypatch):
     train, asked = tiny.split(60, 1), []
     made = Dataset("mnist", train, tiny.split(3, 2), tiny.CLASSES, "made up")
     monkeypatch.setattr("vbcaps.data.load_dataset", lambda name, *_: asked.append(name) or made)
-    recipe = tiny.recipe(name="affnist_matched_fast", dataset="affnist", image_size=None, crop=40, place=True, split=1, epochs=2)
+    fields: dict = dict(name="affnist_matched_fast", dataset="affnist", image_size=None, crop=40, place=True)
+    recipe = tiny.recipe(split=1, epochs=2, **fields)
     classes, rest, held, novel = viewpoints.parts_of(choices.Job("", recipe, 0.2, None, "cpu", until=float("inf")))
     assert (asked, classes) == (["mnist"], tiny.CLASSES)  # not affNIST: its images are of the test
     assert [len(part.labels) for part in (rest, held, novel)] == [48, 12, 12 * viewpoints.MAPS]

@@ -35,6 +35,16 @@ class Votes(NamedTuple):
         return (*self.a.shape, *self.child.shape, self.W.shape[1])
 
 
+def constant(question: Callable[Args, Result]) -> Callable[Args, Result]:
+    """Mark a question whose answer ``torch.compile`` may take for a constant.
+
+    ``torch.compiler.assume_constant_result`` sets the same mark, but imports the compiler for it: 0.7 seconds that
+    whoever does not compile would wait.
+    """
+    question._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return question
+
+
 def passes_for(a: Tensor) -> ModuleType:
     """The passes for this tensor's device; on a CPU those of Triton too, where its interpreter is asked for."""
     if for_triton(a):
@@ -50,13 +60,13 @@ def for_triton(x: Tensor) -> bool:
     return x.is_cuda or triton_interprets()
 
 
-@torch.compiler.assume_constant_result
+@constant
 def triton_interprets() -> bool:
     """Whether Triton's kernels run on a CPU too, in its interpreter."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-@torch.compiler.assume_constant_result
+@constant
 def why_no_library() -> str | None:
     """Why there are no kernels for CPUs on this machine, or None where there are."""
     return build.why_no_library()

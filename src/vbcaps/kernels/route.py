@@ -4,7 +4,9 @@ Axes: n image, c child, l parent position, i child slot, j parent type, p q r ro
 columns of a pose, g row of weights.
 """
 
+import functools
 import importlib.util
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -69,7 +71,22 @@ def can_fuse(routing: nn.Module, a: Tensor, pose: Tensor, W: Tensor, fields: Fie
         return False
     if a.is_cuda:
         return HAS_TRITON and len(a) <= most_images(W, fields, routing.iters)  # type: ignore[arg-type]
-    return a.device.type == "cpu" and not triton_interprets() and why_no_library() is None
+    if a.device.type != "cpu" or triton_interprets():
+        return False
+    why = why_no_library()
+    if why and not torch.compiler.is_compiling():
+        warn_of_reference(why)
+    return why is None
+
+
+@functools.cache
+def warn_of_reference(why: str) -> None:
+    """Warn, once in a process, that routing does without its kernels."""
+    warnings.warn(
+        f"there are no kernels for this CPU, so capsule routing takes some 20 times as long: {why}. Install a C++ "
+        "compiler (g++ or clang++; CXX names another), or choose backend='reference' to do without this warning",
+        stacklevel=2,
+    )
 
 
 def transformed() -> bool:
