@@ -375,14 +375,14 @@ def test_without_matplotlib_a_run_ends_well_and_says_what_is_missing(few, monkey
 
 def test_train_from_weights_has_their_network_and_a_short_schedule(trained, few):
     _, folder, _ = trained
-    said = run("train", "--from", folder, "--data", few, "--epochs", 1, "--batch", 8, "--warmup", 0, "--device", "cpu")
+    said = run("train", "--from", folder, "--data", few, "--epochs", 1, "--batch", 8, "--device", "cpu")
     assert "epoch 1/1" in said
     out = Path("runs/shapes-0")
     recipe, source = read_recipe(out), read_recipe(folder)
     assert (recipe.arch, recipe.crop, recipe.standardise) == (source.arch, source.crop, source.standardise)
-    assert (recipe.name, recipe.optimiser, recipe.lr, recipe.epochs) == ("default_tuned", "adamw", 0.001, 1)
-    init = json.loads((out / "environment.json").read_text())["init"]
-    assert init["weights"] == str((folder / "last.safetensors").resolve())
+    assert (recipe.name, recipe.optimiser, recipe.lr, recipe.epochs) == ("default_tuned", "adamw", 0.002, 1)
+    start = json.loads((out / "environment.json").read_text())["began_with"]
+    assert start["weights"] == str((folder / "last.safetensors").resolve())
     assert "begun with" in str(vbcaps.load(out))
     assert "is finished" in run("train", "--resume", out)
     assert "--from cannot be combined with --resume" in run("train", "--resume", out, "--from", folder, code=2)

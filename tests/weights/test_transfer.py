@@ -56,7 +56,7 @@ def test_the_capsules_are_the_trained_ones_and_the_class_layer_is_fresh(source):
     assert set(trained) <= set(same)
     assert "class_caps.weight" not in same
     assert new.net.scale.item() == 1 != old.net.scale.item()
-    assert new.about == dict(init=dict(weights=str(source)))
+    assert new.about == dict(began_with=dict(weights=str(source)))
     assert "begun with" in str(new)
 
 
@@ -116,30 +116,30 @@ def test_numbers_of_classes_and_channels_that_there_cannot_be(source, options, m
 def test_a_shifted_problem_is_learned_faster_from_trained_weights(source, shifted_data, tmp_path):
     recipe = tiny.recipe(epochs=3, arch=(8, 4, 4, 4), lr=0.03)
     scratch = fit(recipe, tmp_path / "scratch", device="cpu")
-    tuned = fit(recipe, tmp_path / "tuned", device="cpu", init=source)
+    tuned = fit(recipe, tmp_path / "tuned", device="cpu", weights=source)
     before, after = (read_metrics(tmp_path / name) for name in ("scratch", "tuned"))
     assert tuned.classes == ("low", "high", "mid")
     assert after[0]["loss"] < 0.8 * before[0]["loss"]  # in the first six steps
     assert after[-1]["loss"] < before[-1]["loss"]
     assert tuned.result.test.error < scratch.result.test.error
-    about = read_json(tmp_path / "tuned" / "environment.json")["init"]
+    about = read_json(tmp_path / "tuned" / "environment.json")["began_with"]
     assert about["weights"] == str(source / "last.safetensors")
-    assert tuned.about["init"] == about
-    assert "init" not in read_json(tmp_path / "scratch" / "environment.json")
-    assert "init" not in scratch.about
+    assert tuned.about["began_with"] == about
+    assert "began_with" not in read_json(tmp_path / "scratch" / "environment.json")
+    assert "began_with" not in scratch.about
 
 
 def test_the_same_weights_by_path_by_model_and_the_class_layer_of_the_same_classes(source, shifted_data, tmp_path):
     recipe = tiny.recipe(epochs=1, arch=(8, 4, 4, 4))
     models = [
-        fit(recipe, tmp_path / str(k), device="cpu", init=init)
-        for k, init in enumerate((source, source / "last.safetensors", vbcaps.load(source)))
+        fit(recipe, tmp_path / str(k), device="cpu", weights=weights)
+        for k, weights in enumerate((source, source / "last.safetensors", vbcaps.load(source)))
     ]
     for model in models[1:]:
         assert model.about == models[0].about
         assert all(torch.equal(x, models[0].state_dict()[name]) for name, x in model.state_dict().items())
     with tiny.in_place_of_data():
-        again = fit(tiny.recipe(epochs=1, arch=(8, 4, 4, 4), lr=1e-9), tmp_path / "same", device="cpu", init=source)
+        again = fit(tiny.recipe(epochs=1, arch=(8, 4, 4, 4), lr=1e-9), tmp_path / "same", device="cpu", weights=source)
     old = vbcaps.load(source)
     assert again.result.test.error <= 0.1
     torch.testing.assert_close(again.net.class_caps.weight, old.net.class_caps.weight, rtol=1e-4, atol=1e-6)
@@ -150,7 +150,7 @@ def test_channels_of_the_data_may_differ(source, monkeypatch, tmp_path):
     train, test = (split._replace(images=split.images.repeat(1, 3, 1, 1)) for split in (made.train, made.test))
     colour = replace(made, train=train, test=test)
     monkeypatch.setattr("vbcaps.training.loop.load_dataset", lambda *_, **__: colour)
-    model = fit(tiny.recipe(epochs=1, arch=(8, 4, 4, 4)), tmp_path, device="cpu", init=source)
+    model = fit(tiny.recipe(epochs=1, arch=(8, 4, 4, 4)), tmp_path, device="cpu", weights=source)
     assert model.net.in_channels == 3
 
 
@@ -160,37 +160,37 @@ def test_a_fine_tuning_that_is_interrupted_goes_on_with_the_same_bits_without_it
     recipe = tiny.recipe(epochs=3, arch=(8, 4, 4, 4), ema=0.9)
     moved = tmp_path / "source.safetensors"
     moved.write_bytes((source / "last.safetensors").read_bytes())
-    whole = fit(recipe, tmp_path / "whole", device="cpu", init=moved)
+    whole = fit(recipe, tmp_path / "whole", device="cpu", weights=moved)
 
     def interrupt(event: Event) -> None:
         if event.kind == "step" and (event.epoch, event.step) == (2, 3):
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Interrupted):
-        fit(recipe, tmp_path / "part", device="cpu", init=moved, on_event=interrupt)
+        fit(recipe, tmp_path / "part", device="cpu", weights=moved, on_event=interrupt)
     moved.unlink()
     fit(recipe, tmp_path / "part", device="cpu", resume=True)
     part, all_at_once = (tmp_path / name / "last.safetensors" for name in ("part", "whole"))
     assert part.read_bytes() == all_at_once.read_bytes()
-    assert whole.about["init"] == read_json(tmp_path / "part" / "environment.json")["init"]
-    assert vbcaps.load(tmp_path / "part").about["init"]["weights"] == str(moved)
+    assert whole.about["began_with"] == read_json(tmp_path / "part" / "environment.json")["began_with"]
+    assert vbcaps.load(tmp_path / "part").about["began_with"]["weights"] == str(moved)
 
 
 def test_a_run_without_a_state_is_not_begun_again_with_random_weights(source, shifted_data, tmp_path):
     recipe = tiny.recipe(epochs=1, arch=(8, 4, 4, 4))
-    whole = fit(recipe, tmp_path / "run", device="cpu", init=source)
+    whole = fit(recipe, tmp_path / "run", device="cpu", weights=source)
     for path in (tmp_path / "run").iterdir():
         if path.name not in ("environment.json", "recipe.json"):  # as if it had been killed in its first second
             path.unlink()
     with pytest.raises(RunError, match=r"was to begin with the weights .*last.safetensors and has no state yet"):
         fit(recipe, tmp_path / "run", device="cpu", resume=True)
-    again = fit(recipe, tmp_path / "run", device="cpu", resume=True, init=source)
+    again = fit(recipe, tmp_path / "run", device="cpu", resume=True, weights=source)
     assert all(torch.equal(x, whole.state_dict()[name]) for name, x in again.state_dict().items())
 
 
 def test_several_seeds_begin_with_the_same_capsules(source, shifted_data, tmp_path):
     recipe = tiny.recipe(epochs=1, arch=(8, 4, 4, 4), lr=1e-9)
-    models = fit_seeds(recipe, tmp_path, 2, device="cpu", init=source)
+    models = fit_seeds(recipe, tmp_path, 2, device="cpu", weights=source)
     weights = [model.net.conv_caps1.weight for model in models]
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-6)
     assert not torch.allclose(models[0].net.class_caps.weight, models[1].net.class_caps.weight, atol=1e-3)
@@ -206,17 +206,17 @@ def test_several_seeds_begin_with_the_same_capsules(source, shifted_data, tmp_pa
 )
 def test_another_network_is_named_before_anything_is_written(source, shifted_data, tmp_path, fields, message):
     with pytest.raises(RunError, match=message):
-        fit(tiny.recipe(**dict(arch=(8, 4, 4, 4)) | fields), tmp_path / "run", device="cpu", init=source)
+        fit(tiny.recipe(**dict(arch=(8, 4, 4, 4)) | fields), tmp_path / "run", device="cpu", weights=source)
     assert not (tmp_path / "run").exists()
     with pytest.raises(RunError, match=r"no weights called 'fashoin' .* did you mean 'fashion'"):
-        fit(tiny.recipe(), tmp_path / "run", device="cpu", init="fashoin")
+        fit(tiny.recipe(), tmp_path / "run", device="cpu", weights="fashoin")
 
 
 def test_a_loss_on_activations_has_no_scale_to_copy(source, shifted_data, tmp_path):
     recipe = tiny.recipe(epochs=1, arch=(8, 4, 4, 4), loss_on="activations")
-    assert fit(recipe, tmp_path / "a", device="cpu", init=source).net.scale is None
+    assert fit(recipe, tmp_path / "a", device="cpu", weights=source).net.scale is None
     with tiny.in_place_of_data():
-        assert fit(recipe, tmp_path / "b", device="cpu", init=source).net.scale is None
+        assert fit(recipe, tmp_path / "b", device="cpu", weights=source).net.scale is None
 
 
 SIDES = dict(affnist=28, cifar10=32, fashion=28, smallnorb=36, svhn=32)  # of the images they were trained on

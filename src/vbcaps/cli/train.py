@@ -73,7 +73,7 @@ def train(
         try:
             with Display(quiet, seeds) as display:
                 options = Options(
-                    init=source,
+                    weights=source,
                     data_folder=data_folder,
                     device=device,
                     resume=resume is not None,

@@ -26,7 +26,7 @@ class State(NamedTuple):
     best: dict[str, Any] | None  # the row with the lowest validation error
     seconds: float  # since the run began
     epoch_seconds: float  # of training in the present epoch
-    init: dict[str, Any] | None = None  # the weights that the run began with
+    began_with: dict[str, Any] | None = None  # the weights that the run began with
 
 
 def pack_state(tensors: dict[str, Tensor], state: State) -> bytes:

@@ -62,7 +62,7 @@ class Learner:
         classes: int,
         group: Group = ALONE,
         stream: "torch.cuda.Stream | None" = None,
-        init: Callable[[Network], None] | None = None,
+        begin_with: Callable[[Network], None] | None = None,
     ):
         self.recipe, self.train, self.view, self.group, self.stream = recipe, train, view, group, stream
         self.classes, self.draws = classes, view.draws + (recipe.mixup > 0)
@@ -79,8 +79,8 @@ class Learner:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)
             self.net = recipe.net(train.images.shape[1], classes)
-        if init is not None:  # trained weights in place of random ones
-            init(self.net)
+        if begin_with is not None:  # trained weights in place of random ones
+            begin_with(self.net)
         self.net.to(device)
         self.module: nn.Module = self.net
         if group.size > 1:

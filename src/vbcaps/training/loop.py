@@ -25,7 +25,7 @@ from vbcaps.training.recipes import recipe as named_recipe
 from vbcaps.training.runfolder import seed_folders
 from vbcaps.training.runlog import Board, Data, Event, Result, RunLog, check_folder
 from vbcaps.weights.model import Model
-from vbcaps.weights.transfer import Init
+from vbcaps.weights.transfer import Start
 
 __all__ = [
     "Evaluation",
@@ -54,7 +54,7 @@ class Interrupted(Exception):
 class Options(TypedDict, total=False):
     """What ``fit`` and ``fit_seeds`` may be told, beside what is trained and where."""
 
-    init: Model | str | Path | None
+    weights: Model | str | Path | None
     data_folder: str | Path | None
     device: str
     resume: bool
@@ -67,7 +67,7 @@ def fit(
     recipe: Recipe | str,
     folder: str | Path,
     *,
-    init: Model | str | Path | None = None,
+    weights: Model | str | Path | None = None,
     data_folder: str | Path | None = None,
     device: str = "auto",
     resume: bool = False,
@@ -80,12 +80,13 @@ def fit(
     Args:
         recipe: a ``Recipe``, or the name of one, as ``"smallnorb_fast"``.
         folder: of the run; it is made, and one that holds a run already is an error unless ``resume`` is given.
-        init: trained weights to begin with, in place of random ones: a model, or what ``vbcaps.load`` takes (a name, a
+        weights: trained ones to begin with, in place of random ones: a model, or what ``vbcaps.load`` takes (a name, a
             weights file, the folder of a run). Their network must be the recipe's; the number of channels and the
             classes may differ: with other classes, the class layer begins anew.
         data_folder: where datasets lie; else ``VBCAPS_DATA``, else the user's cache.
         device: ``"auto"`` takes a GPU where there is one; ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
-        resume: go on from the state in the folder, which needs no ``init`` any more; a finished run is not run again.
+        resume: go on from the state in the folder, for which ``weights`` are no longer needed; a finished run is not run
+            again.
         deterministic: the same seed gives the same bits on the same device, cuDNN's convolutions included.
         tensorboard: write TensorBoard's event files, too.
         on_event: is told of progress. With torchrun only the first process tells, and writes.
@@ -101,7 +102,7 @@ def fit(
     """
     recipe, folder = named_recipe(recipe) if isinstance(recipe, str) else recipe, Path(folder)
     options = Options(
-        init=init, data_folder=data_folder, device=device, resume=resume, deterministic=deterministic,
+        weights=weights, data_folder=data_folder, device=device, resume=resume, deterministic=deterministic,
         tensorboard=tensorboard, on_event=on_event,
     )  # fmt: skip
     (model,) = _fit(folder, [recipe], [folder], **options)
@@ -138,7 +139,7 @@ def _fit(
     recipes: list[Recipe],
     folders: list[Path],
     *,
-    init: Model | str | Path | None = None,
+    weights: Model | str | Path | None = None,
     data_folder: str | Path | None = None,
     device: str = "auto",
     resume: bool = False,
@@ -159,7 +160,7 @@ def _fit(
             raise RunError(f"{out} has a folder for each seed: resume them with --seeds (`fit_seeds`), or one of them")
         for recipe, folder in zip(recipes, folders, strict=True):
             check_folder(recipe, folder, resume)
-    begin = None if init is None else Init.of(init, recipes[0])
+    start = None if weights is None else Start.of(weights, recipes[0])
     data = prepare(recipes[0], data_folder, place)
     send = on_event if on_event is not None and group.writes else lambda event: None
     together = place.type == "cuda" and group.size == 1
@@ -169,7 +170,7 @@ def _fit(
         runs = []
         for recipe, folder in zip(recipes, folders, strict=True):
             stream = torch.cuda.Stream(place) if together else None
-            runs.append((train(recipe, folder, data, group, stream, begin, resume, tensorboard, stop, send), stream))
+            runs.append((train(recipe, folder, data, group, stream, start, resume, tensorboard, stop, send), stream))
         return in_turns(runs) if together else [model for one in runs for model in in_turns([one])]
 
 
@@ -199,16 +200,16 @@ def train(
     data: Data,
     group: Group,
     stream: "torch.cuda.Stream | None",
-    begin: Init | None,
+    start: Start | None,
     resume: bool,
     tensorboard: bool,
     stop: "Stop",
     send: Callable[[Event], None],
 ) -> Generator[None, None, Model]:
     """Run one seed. It yields after every step, so that several can share a GPU."""
-    init = None if begin is None else partial(begin, classes=data.classes)
-    learner = Learner(recipe, data.train, data.view, len(data.classes), group, stream, init)
-    log = RunLog(recipe, folder, data, learner, None if begin is None else begin.about)
+    begin = None if start is None else partial(start, classes=data.classes)
+    learner = Learner(recipe, data.train, data.view, len(data.classes), group, stream, begin)
+    log = RunLog(recipe, folder, data, learner, None if start is None else start.about)
     try:
         return (yield from loop(learner, log, resume, tensorboard, stop, send))
     finally:

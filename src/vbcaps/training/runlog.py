@@ -104,13 +104,15 @@ class RunLog:
         folder: of the run.
         data: the parts of its data.
         learner: what is trained.
-        init: the trained weights that the learner began with (``weights``, their name, and ``sum``, a checksum); None
-            for random ones.
+        began_with: the trained weights that the learner began with (``weights``, their name, and ``sum``, a checksum);
+            None for random ones.
     """
 
-    def __init__(self, recipe: Recipe, folder: Path, data: Data, learner: Learner, init: dict[str, Any] | None = None):
+    def __init__(
+        self, recipe: Recipe, folder: Path, data: Data, learner: Learner, began_with: dict[str, Any] | None = None
+    ):
         self.recipe, self.folder, self.data, self.learner, self.group = recipe, folder, data, learner, learner.group
-        self.init = init
+        self.began_with = began_with
         self.device = data.train.labels.device
         self.writer = Writer()
         self.held: int | None = None  # the folder, while this run is open
@@ -143,7 +145,7 @@ class RunLog:
             self.restore()
             self.write_environment(resume)
         else:
-            self.check_init(resume)
+            self.check_weights(resume)
             self.write_environment(resume)  # first: it says which weights a run without a state must begin with
             if self.group.writes:
                 write_json(self.folder / "recipe.json", self.recipe.to_json())
@@ -162,15 +164,15 @@ class RunLog:
         now, file = environment(self.device, self.group.size), self.folder / "environment.json"
         if resume and file.exists():
             now = with_resumption(read_json(file), now)
-        elif self.init is not None:
-            now |= dict(init=self.init)
+        elif self.began_with is not None:
+            now |= dict(began_with=self.began_with)
         write_json(file, now)
 
-    def check_init(self, resume: bool) -> None:
+    def check_weights(self, resume: bool) -> None:
         """A run that was killed before its first state begins again, which takes the weights that it began with."""
         file = self.folder / "environment.json"
-        before = read_json(file).get("init") if resume and self.group.writes and file.exists() else None
-        if before is not None and self.init != before:
+        before = read_json(file).get("began_with") if resume and self.group.writes and file.exists() else None
+        if before is not None and self.began_with != before:
             raise RunError(
                 f"{self.folder} was to begin with the weights {before['weights']} and has no state yet: train anew, "
                 "with these weights, in another folder"
@@ -181,7 +183,7 @@ class RunLog:
         self.wait()
         path = self.folder / "state.safetensors"
         tensors, state = unpack_state(self.group.read(path, self.device), str(path))
-        self.rows, self.best, self.init = state.rows, state.best, state.init
+        self.rows, self.best, self.began_with = state.rows, state.best, state.began_with
         self.seconds, self.epoch_seconds = state.seconds, state.epoch_seconds
         epoch, step = state.epoch, state.step
         check_same(state.recipe, self.recipe, self.folder)
@@ -220,7 +222,8 @@ class RunLog:
         state = State(
             recipe=self.recipe.to_json(), data=self.data.sum,
             epoch=self.learner.epoch, step=self.learner.step, rows=self.rows, best=self.best, seconds=self.elapsed(),
-            epoch_seconds=time.perf_counter() - self.turned.time if self.learner.step else 0.0, init=self.init,
+            epoch_seconds=time.perf_counter() - self.turned.time if self.learner.step else 0.0,
+            began_with=self.began_with,
         )  # fmt: skip
         return pack_state(tensors, state)
 
@@ -261,8 +264,10 @@ class RunLog:
     def pack_weights(self, row: dict[str, Any], test: float | None = None) -> bytes:
         about = dict(
             epoch=row["epoch"], validation_error=row["validation_error"], test_error=test, data=self.data.sum,
-            version=vbcaps.__version__, commit=commit(), **({} if self.init is None else dict(init=self.init)),
+            version=vbcaps.__version__, commit=commit(),
         )  # fmt: skip
+        if self.began_with is not None:
+            about |= dict(began_with=self.began_with)
         return pack_weights(self.learner.weights, self.recipe, self.data.classes, self.data.view, about)
 
     def choose(self) -> str:

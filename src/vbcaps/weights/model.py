@@ -133,19 +133,18 @@ class Model(nn.Module):
     def origin(self) -> str:
         """Return where the weights come from and how they were trained, in one line."""
         r, about = self.recipe, self.about
-        epochs = about.get("epoch")
-        said = (
-            [f"{epochs or r.epochs} epoch{'s' if (epochs or r.epochs) > 1 else ''} of {r.name}"]
-            if "epoch" in about
-            else []
-        )
-        if init := about.get("init"):
-            said.append(f"begun with {init['weights']}")
+        said = []
+        if "epoch" in about:
+            said.append(f"{about['epoch']} epoch{'s' if about['epoch'] > 1 else ''} of {r.name}")
+        if start := about.get("began_with"):
+            said.append(f"begun with {start['weights']}")
         if self.file is not None and self.file.parent == find.FOLDER:
             said.append(f"in the package, vbcaps {vbcaps.__version__}")
-        elif self.file is not None:
+        elif self.file is not None and self.file.exists():
             written = time.localtime(self.file.stat().st_mtime)
             said.append(time.strftime("written %Y-%m-%d %H:%M", written))
+        if start and "epoch" not in about:
+            said.append("not trained since")
         if about.get("commit"):
             said.append(f"commit {about['commit']}")
         return ", ".join(said) if said else "not trained yet"
@@ -210,7 +209,7 @@ def load(
     net = contents.recipe.net(channels, len(names))
     transfer(contents, net, str(name), fresh=names != contents.classes)
     view = view_of(contents.view, channels)
-    about = dict(init=dict(weights=str(name)))
+    about = dict(began_with=dict(weights=str(name)))
     return Model(net, contents.recipe, names, view, about).to(device).eval()
 
 
