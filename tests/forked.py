@@ -21,6 +21,7 @@ from pathlib import Path
 
 import tiny
 import torch
+import torch._dynamo  # optimisers import it at their first step: a child would be killed in that, again and again
 
 import vbcaps.training.loop
 from vbcaps.training.loop import Event, Interrupted, fit

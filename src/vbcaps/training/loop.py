@@ -85,8 +85,8 @@ def fit(
             classes may differ: with other classes, the class layer begins anew.
         data_folder: where datasets lie; else ``VBCAPS_DATA``, else the user's cache.
         device: ``"auto"`` takes a GPU where there is one; ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
-        resume: go on from the state in the folder, for which ``weights`` are no longer needed; a finished run is not run
-            again.
+        resume: go on from the state in the folder, for which ``weights`` are no longer needed; a finished run is
+            not run again.
         deterministic: the same seed gives the same bits on the same device, cuDNN's convolutions included.
         tensorboard: write TensorBoard's event files, too.
         on_event: is told of progress. With torchrun only the first process tells, and writes.
