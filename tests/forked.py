@@ -21,12 +21,13 @@ from pathlib import Path
 
 import tiny
 import torch
+import torch._dynamo  # optimisers import it at their first step: a child would be killed in that, again and again
 
 import vbcaps.training.loop
 from vbcaps.training.loop import Event, Interrupted, fit
 
 torch.set_num_threads(1)  # no pool of threads that a fork would lose
-vbcaps.training.loop.load = tiny.dataset
+vbcaps.training.loop.load_dataset = tiny.dataset
 
 
 def fork(work: Callable[[], object], **environment: str) -> int:

@@ -27,14 +27,15 @@ def split(count: int, seed: int) -> Split:
 
 
 def dataset(*_: object, **__: object) -> Dataset:
-    """In place of ``vbcaps.data.load``."""
+    """In place of ``vbcaps.data.load_dataset``."""
     return Dataset("tiny", split(48, 1), split(30, 2), CLASSES, "made up")
 
 
 def recipe(**fields: object) -> Recipe:
     settings: dict = dict(
-        name="tiny", dataset="sample", crop=20, standardise="dataset", arch=(4, 2, 2, 2), batch=8, epochs=3, lr=0.01,
-        schedule="onecycle", warmup=0.5, loss_on="logits", iters=2, backend="reference", save_seconds=0.0,
+        name="tiny", dataset="sample", image_size=22, crop=20, standardise="dataset", arch=(4, 2, 2, 2),
+        batch=8, epochs=3, lr=0.01, schedule="onecycle", warmup=0.5, loss_on="logits", iters=2,
+        backend="reference", save_seconds=0.0,
     )  # fmt: skip
     return Recipe(**settings | fields)
 
@@ -45,7 +46,7 @@ def in_place_of_data() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vbcaps.training.loop.load", dataset)
+        patch.setattr("vbcaps.training.loop.load_dataset", dataset)
         yield
     torch.set_num_threads(threads)
 

@@ -212,7 +212,7 @@ def run(job: Job) -> dict[str, Any] | None:
     """Train, and return a row, or None if the time is over; the row of a run that diverges says so."""
     if time.time() > job.until:
         return None
-    from vbcaps.training.checkpoint import environment
+    from vbcaps.training.environment import environment
     from vbcaps.training.loop import Interrupted, fit, pick_device
 
     about = environment(pick_device(job.device), 1)

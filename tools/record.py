@@ -13,8 +13,10 @@ import re
 import sys
 from pathlib import Path
 
-from vbcaps.training.checkpoint import RunError, load_weights, read_json, read_recipe, read_result, seed_folders, write
+from vbcaps.training.files import RunError, read_json, write
 from vbcaps.training.recipes import RECIPES
+from vbcaps.training.runfolder import read_recipe, read_result, seed_folders
+from vbcaps.weights.file import read_weights
 
 ROOT = Path(__file__).parents[1]
 RESULTS, WEIGHTS = ROOT / "results", ROOT / "src" / "vbcaps" / "weights"
@@ -113,8 +115,8 @@ def weights_to_ship(run: Path, name: str) -> bytes:
     if result["test"] is None:
         raise RunError(f"{folder} was not tested: weights are shipped with their test error")
     path = folder / result["weights"]
-    _, recipe, _, _, about = load_weights(path)
-    if recipe != read_recipe(folder) or about["test_error"] != result["test"]["error"]:
+    kept = read_weights(path)
+    if kept.recipe != read_recipe(folder) or kept.about["test_error"] != result["test"]["error"]:
         raise RunError(f"{path} is not of this run: its recipe or its test error differ from result.json")
     return path.read_bytes()
 

@@ -63,7 +63,7 @@ def run(job: Job, stop: int) -> dict[str, Any]:
     """Train, and return a row; the row of a run that fails says how, and has the epochs before."""
     import torch
 
-    from vbcaps.training.checkpoint import environment
+    from vbcaps.training.environment import environment
     from vbcaps.training.learner import NEVER, Learner
     from vbcaps.training.loop import pick_device, scorer
 
@@ -92,7 +92,7 @@ def run(job: Job, stop: int) -> dict[str, Any]:
             train_error = totals.error
             first, second = (score().error for score in scorers if score is not None)
             errors.append((first, second))
-        learner.part()
+        learner.disconnect()
     about = environment(device, 1)
     return dict(
         base=recipe.name, choice=job.choice, held=job.held, split=recipe.split, epochs=recipe.epochs,
@@ -104,15 +104,15 @@ def run(job: Job, stop: int) -> dict[str, Any]:
 
 def parts_of(job: Job) -> "tuple[tuple[str, ...], Split, Split, Split]":
     """Return the classes, images to train on, and held-out images at familiar and at novel viewpoints."""
-    from vbcaps.data import Split, hold_out, load, viewpoints
+    from vbcaps.data import Split, hold_out, load_dataset, viewpoints
     from vbcaps.data.affnist import affine_digits
 
     recipe = job.recipe
     if recipe.viewpoint is None:
-        digits = load("mnist", job.data_folder)
+        digits = load_dataset("mnist", job.data_folder)
         rest, held = hold_out(digits.train, job.held, recipe.split)
         return digits.classes, rest, held, Split(affine_digits(held.images, MAPS), held.labels.repeat(MAPS))
-    toys = load(recipe.dataset, job.data_folder, recipe.image_size)
+    toys = load_dataset(recipe.dataset, job.data_folder, recipe.image_size)
     rest, held = hold_out(toys.train, job.held, recipe.split, "objects")
     return toys.classes, *viewpoints(dataclasses.replace(toys, train=rest, test=held), recipe.viewpoint)
 

@@ -7,7 +7,10 @@ if TYPE_CHECKING:
     from vbcaps.layers import Capsules, ClassCaps, ConvCaps, PrimaryCaps
     from vbcaps.models import CapsNet, CapsVAE, ConvNet, Reconstruction
     from vbcaps.prior import Prior
-    from vbcaps.weights.shipped import load
+    from vbcaps.training.loop import fit, fit_seeds
+    from vbcaps.training.recipes import recipe
+    from vbcaps.weights.find import list_models
+    from vbcaps.weights.model import Model, load
 
 __version__ = "0.2.0"
 
@@ -18,22 +21,34 @@ __all__ = [
     "ClassCaps",
     "ConvCaps",
     "ConvNet",
+    "Model",
     "PrimaryCaps",
     "Prior",
     "Reconstruction",
     "__version__",
+    "fit",
+    "fit_seeds",
+    "list_models",
     "load",
+    "recipe",
 ]
 
 _HOME = dict(
-    CapsNet="models", CapsVAE="models", ConvNet="models", Reconstruction="models", Prior="prior", load="weights.shipped"
+    CapsNet="models", CapsVAE="models", ConvNet="models", Reconstruction="models", Prior="prior",
+    Capsules="layers", ClassCaps="layers", ConvCaps="layers", PrimaryCaps="layers",
+    Model="weights.model", load="weights.model", list_models="weights.find",
+    fit="training.loop", fit_seeds="training.loop", recipe="training.recipes",
 )  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    """PyTorch takes seconds to import, so `vbcaps --help` does without: a name is imported when it is asked for."""
-    if name not in __all__:
+    """Import a name when it is asked for: PyTorch takes seconds to import, and `vbcaps --help` does without."""
+    if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOME.get(name, 'layers')}"), name)
+    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -26,11 +26,13 @@ from vbcaps.cli.help import FRAMED
 from vbcaps.cli.main import app
 from vbcaps.data import FACTS, read_image
 from vbcaps.figures import run as pictures
-from vbcaps.training.checkpoint import RunError, load_weights, pack_weights, read_recipe
+from vbcaps.training.files import RunError
 from vbcaps.training.loop import Event, Interrupted, evaluate, fit, prepare
 from vbcaps.training.recipe import Recipe
 from vbcaps.training.recipes import RECIPES
-from vbcaps.weights import shipped
+from vbcaps.training.runfolder import read_recipe
+from vbcaps.weights.file import pack_weights
+from vbcaps.weights.model import Model
 
 SHAPES = ("circle", "square", "triangle")
 SETTINGS = dict(
@@ -186,16 +188,14 @@ def test_eval_and_predict_frame_images_as_the_recipe_does(folder, monkeypatch):
     """Weights of a dataset of 28x28 in crops of 32: an image gets a frame, it is not enlarged."""
     recipe = RECIPES["fashion"]()
     recipe = dataclasses.replace(recipe, arch=(4, 2, 2, 2), standardise="none", pad=2)
-    Path("w.safetensors").write_bytes(pack_weights(recipe.net(1, 3), recipe, SHAPES, recipe.view()))
+    Path("w.safetensors").write_bytes(pack_weights(recipe.net(1, 3), recipe, SHAPES, recipe.view(), {}))
     random, seen = np.random.default_rng(0), []
     for name in SHAPES:
         (Path(folder) / name).mkdir(parents=True)
         draw_shape(name, random, side=28).save(Path(folder) / name / "1.png")
     expected = torch.stack([read_image(Path(folder) / name / "1.png", 28, 1) for name in SHAPES])
-    monkeypatch.setattr(
-        "vbcaps.training.loop.evaluate", lambda net, split, *_, **__: seen.append(split.images) or stop()
-    )
-    monkeypatch.setattr("vbcaps.training.loop.predict_scores", lambda net, images, *_: seen.append(images) or stop())
+    monkeypatch.setattr("vbcaps.training.loop.evaluate", lambda _, split, **__: seen.append(split.images) or stop())
+    monkeypatch.setattr(Model, "predict", lambda _, images: seen.append(images) or stop())
     for command in (("eval", "w.safetensors", "--data", folder), ("predict", folder, "--weights", "w.safetensors")):
         assert "enough" in run(*command, code=1)
         assert torch.equal(seen.pop(), expected)
@@ -205,41 +205,35 @@ def stop() -> None:
     raise RunError("enough")
 
 
-def test_the_side_of_an_image_is_that_of_the_recipes_training_images():
-    assert cli.side_of(RECIPES["affnist"]()) == 28
-    assert cli.side_of(RECIPES["cifar10"]()) == 32
-    assert cli.side_of(RECIPES["smallnorb_fast"]()) == 36
-    assert cli.side_of(dataclasses.replace(RECIPES["default"](), data="photos")) == 28
-
-
-def test_eval_records_several_crops_beside_the_result(trained, tmp_path):
+def test_eval_saves_a_test_of_several_crops_beside_the_result(trained, tmp_path):
     _, folder, _ = trained
     shutil.copytree(folder, "run")
-    assert "wrote run/crops5.json" in run("eval", "run", "--crops", 5, "--record", "--device", "cpu")
+    assert "wrote run/crops5.json" in run("eval", "run", "--crops", 5, "--save", "--device", "cpu")
     recorded = json.loads(Path("run/crops5.json").read_text())
-    net, _, classes, view, _ = load_weights("run/last.safetensors")
     test = prepare(read_recipe(Path("run")), None, torch.device("cpu")).test
-    expected = json.loads(json.dumps(evaluate(net, test, view, classes, crops=5).to_json()))
+    expected = json.loads(json.dumps(evaluate(vbcaps.load("run"), test, crops=5).to_json()))
     assert {key: recorded[key] for key in expected} == expected
     assert recorded["weights"] == "last.safetensors"
     assert recorded["environment"]["commit"]
     assert recorded["crops"] == 5
 
     before = sorted(Path("run").iterdir())
-    assert "crops must be above 1, got 1" in run("eval", "run", "--record", code=1)
-    assert "leave --data away" in run("eval", "run", "--crops", 5, "--record", "--data", "run", code=2)
+    assert "crops must be above 1, got 1" in run("eval", "run", "--save", code=1)
+    assert "--save cannot be combined with --data" in run(
+        "eval", "run", "--crops", 5, "--save", "--data", "run", code=2
+    )
     shutil.copy("run/last.safetensors", "run/best.safetensors")
-    assert "no test of best.safetensors" in run("eval", "run", "--crops", 5, "--record", code=1)
+    assert "no test of best.safetensors" in run("eval", "run", "--crops", 5, "--save", code=1)
     Path("run/best.safetensors").unlink()
     assert sorted(Path("run").iterdir()) == before
     Path("run/result.json").unlink()
-    assert "there is no run/result.json" in run("eval", "run", "--crops", 5, "--record", code=1)
+    assert "there is no run/result.json" in run("eval", "run", "--crops", 5, "--save", code=1)
 
 
 def test_weights_of_the_package_are_used_by_name(trained, monkeypatch):
     images, folder, _ = trained
     picture = images / "circle" / "0.png"
-    monkeypatch.setattr("vbcaps.weights.shipped.FOLDER", Path("shipped"))
+    monkeypatch.setattr("vbcaps.weights.find.FOLDER", Path("shipped"))
     for command in (("eval", "shapes"), ("predict", picture, "--weights", "shapes")):
         said = run(*command, code=1)
         assert "shapes is neither a file nor the folder of a run, and no weights called 'shapes' come with" in said
@@ -256,7 +250,7 @@ def test_weights_of_the_package_are_used_by_name(trained, monkeypatch):
     assert f"error {100 * error:.2f}%" in run("eval", "shapes")
 
 
-def test_predict_says_class_and_probability_and_draws(trained):
+def test_predict_says_class_and_probability_and_draws_where_asked(trained):
     images, folder, _ = trained
     random = np.random.default_rng(5)
     for name in SHAPES:
@@ -264,11 +258,40 @@ def test_predict_says_class_and_probability_and_draws(trained):
     said = run("predict", *(f"a_{name}.png" for name in SHAPES), "--weights", folder, "--picture", "seen.png")
     for name in SHAPES:
         assert f"a_{name}.png {name} " in said
-    assert said.count("%") == 6
+    rows = said[said.index("next") :]
+    assert rows.count("%") == 6
+    assert said.startswith(f"weights {folder / 'last.safetensors'}: 16 epochs of default, written 2")
     assert Path("seen.png").exists()
-    known = images / "circle" / "0.png"
+    known, before = images / "circle" / "0.png", sorted(Path().iterdir())
     assert f"{known} circle" in run("predict", known, "--weights", folder / "last.safetensors")
-    assert Path("predictions.png").exists()
+    assert sorted(Path().iterdir()) == before
+
+
+def test_predict_writes_every_probability_as_csv_and_json(trained):
+    images, folder, _ = trained
+    model, file = vbcaps.load(folder), images / "square" / "1.png"
+    arrays = np.stack([np.asarray(Image.open(images / name / "0.png")) for name in SHAPES])
+    np.save("shapes.npy", arrays[:, None])
+    said = run("predict", file, "shapes.npy", "--weights", folder, "--csv", "p.csv", "--json", "p.json")
+    assert said.endswith("wrote p.csv wrote p.json")
+    names = [str(file), *(f"shapes.npy[{k}]" for k in range(3))]
+    expected = torch.cat([model.predict(file), model.predict(arrays[:, None])])
+    rows = [line.split(",") for line in Path("p.csv").read_text().splitlines()]
+    assert rows[0] == ["image", "class", "probability", *SHAPES]
+    assert [row[0] for row in rows[1:]] == names
+    found = json.loads(Path("p.json").read_text())
+    assert (found["weights"], found["classes"]) == (str(folder / "last.safetensors"), list(SHAPES))
+    for row, one, name, score in zip(rows[1:], found["predictions"], names, expected, strict=True):
+        first = SHAPES[int(score.argmax())]
+        assert (row[1], one["class"], one["image"]) == (first, first, name)
+        assert [float(p) for p in row[3:]] == pytest.approx(score.tolist(), abs=1e-5)
+        assert float(row[2]) == pytest.approx(float(score.max()), abs=1e-5)
+        assert list(one["probabilities"].values()) == pytest.approx(score.tolist(), abs=1e-5)
+        assert f"{name} {first} " in said
+    np.save("two.npy", np.zeros((4, 2, 20, 20), np.uint8))
+    assert "two.npy must have 1 or 3 channels" in run("predict", "two.npy", "--weights", folder, code=2)
+    Path("no.npy").write_text("no array")
+    assert "no.npy: cannot be read as a NumPy array" in run("predict", "no.npy", "--weights", folder, code=2)
 
 
 def test_predict_of_a_folder_is_of_all_its_images(trained, monkeypatch):
@@ -282,10 +305,11 @@ def test_predict_of_a_folder_is_of_all_its_images(trained, monkeypatch):
     files = [word for word in said.split() if word.startswith("new/")]
     assert files == ["new/1.png", "new/below/2.PNG", "new/below/3.jpg", "new/1.png"]
     assert "the picture has" not in said
+    draw = ("--picture", "drawn.png")
     drawn: list[tuple[int, int]] = []
     monkeypatch.setattr(cli, "DRAWN", 2)
     monkeypatch.setattr(pictures, "predictions", lambda pixels, scores, *_: drawn.append((len(pixels), len(scores))))
-    assert "the picture has the first 2 of 4" in run("predict", "new", "new/1.png", "--weights", folder)
+    assert "the picture has the first 2 of 4" in run("predict", "new", "new/1.png", "--weights", folder, *draw)
     assert drawn == [(2, 2)]
     Path("empty").mkdir()
     assert "empty: has no images (.bmp" in run("predict", "new", "empty", "--weights", folder, code=1)
@@ -295,23 +319,25 @@ def test_predict_leaves_its_own_picture_out(trained):
     _, folder, _ = trained
     draw_shape("circle", np.random.default_rng(5)).save("1.png")
     for _ in range(2):
-        said = run("predict", ".", "--weights", folder)
+        said = run("predict", ".", "--weights", folder, "--picture", "seen.png")
         assert "1.png circle" in said
-        assert "predictions.png circle" not in said
-    assert "predictions.png is the picture that is drawn" in run(
-        "predict", "predictions.png", "--weights", folder, code=1
-    )
+        assert "seen.png circle" not in said
+    said = run("predict", "seen.png", "--weights", folder, "--picture", "seen.png", code=1)
+    assert "seen.png is the picture that is drawn" in said
+    assert "seen.png circle" in run("predict", "seen.png", "--weights", folder)
 
 
 def test_predict_takes_the_newest_run(few):
     said = run("predict", few / "circle" / "0.png", code=1)
     assert "no weights in runs" in said
-    assert ", ".join(shipped.names()) in " ".join(said.split())
+    assert ", ".join(vbcaps.list_models()) in " ".join(said.split())
     for seed in (0, 1):
         run("train", "--data", few, *SMALL, "--epochs", 1, "--seed", seed, "--quiet")
     os.utime("runs/shapes-1/last.safetensors", (2e9, 2e9))
-    assert "by runs/shapes-1/last.safetensors" in run("predict", few / "circle" / "0.png")
-    assert "by runs/shapes-2/last.safetensors" in run("predict", few / "circle" / "0.png", "--weights", "runs/latest")
+    said = run("predict", few / "circle" / "0.png")
+    assert "weights runs/shapes-1/last.safetensors: 1 epoch of default, written 2033-05-18" in said
+    said = run("predict", few / "circle" / "0.png", "--weights", "runs/latest")
+    assert "weights runs/shapes-2/last.safetensors" in said
     assert "runs/shapes-2 is finished" in run("train", "--resume", "runs/latest")
 
 
@@ -346,7 +372,7 @@ def test_a_validation_share_leaves_the_test_set_alone_and_its_best_weights_are_u
     assert "lowest validation error" in said
     assert "test:" not in said
     assert {path.name for path in Path("run").glob("*.png")} == {"curves.png", "predictions.png"}
-    assert "by run/best.safetensors" in run("predict", few / "circle" / "0.png", "--weights", "run")
+    assert "weights run/best.safetensors: " in run("predict", few / "circle" / "0.png", "--weights", "run")
 
 
 def test_without_matplotlib_a_run_ends_well_and_says_what_is_missing(few, monkeypatch):
@@ -355,8 +381,26 @@ def test_without_matplotlib_a_run_ends_well_and_says_what_is_missing(few, monkey
     assert "pip install 'vbcaps[plot]'" in said
     assert "accuracy" in said
     assert "1 epoch in" in said
-    assert load_weights("run/last.safetensors").classes == SHAPES
+    assert vbcaps.load("run").classes == SHAPES
     assert not list(Path("run").glob("*.png"))
+
+
+def test_train_from_weights_has_their_network_and_a_short_schedule(trained, few):
+    _, folder, _ = trained
+    said = run("train", "--from", folder, "--data", few, "--epochs", 1, "--batch", 8, "--device", "cpu")
+    assert "epoch 1/1" in said
+    out = Path("runs/shapes-0")
+    recipe, source = read_recipe(out), read_recipe(folder)
+    assert (recipe.arch, recipe.crop, recipe.standardise) == (source.arch, source.crop, source.standardise)
+    assert (recipe.name, recipe.optimiser, recipe.lr, recipe.epochs) == ("default_tuned", "adamw", 0.002, 1)
+    start = json.loads((out / "environment.json").read_text())["began_with"]
+    assert start["weights"] == str((folder / "last.safetensors").resolve())
+    assert "begun with" in str(vbcaps.load(out))
+    assert "is finished" in run("train", "--resume", out)
+    assert "--from cannot be combined with --resume" in run("train", "--resume", out, "--from", folder, code=2)
+    said = run("train", "default", "--from", folder, "--data", few, "--device", "cpu", code=1)
+    assert "another network (arch is (16, 4, 4, 4), the recipe's (32, 8, 8, 8))" in said
+    assert "did you mean 'fashion'" in run("train", "--from", "fashon", code=1)
 
 
 def test_interrupted_it_says_how_to_go_on_and_going_on_ends_the_run(few):
@@ -385,10 +429,10 @@ def test_interrupted_it_says_how_to_go_on_and_going_on_ends_the_run(few):
 
 
 def test_interrupted_seeds_are_counted_in_what_it_says(few, monkeypatch):
-    def fit(*_: object, **__: object) -> None:
+    def fit_seeds(*_: object, **__: object) -> None:
         raise Interrupted(signal.SIGTERM, Path("out/seed0"))
 
-    monkeypatch.setattr("vbcaps.training.loop.fit", fit)
+    monkeypatch.setattr("vbcaps.training.loop.fit_seeds", fit_seeds)
     said = run("train", "--data", few, "--seeds", 3, "--out", "my runs", "--device", "cpu", code=143)
     assert said.endswith("vbcaps train --resume 'my runs' --seeds 3")
 
@@ -408,7 +452,7 @@ def test_resume_goes_on(few):
     assert "epoch 2/2" in said
     assert "epoch 1/2" not in said
     weights = [Path(folder, "last.safetensors") for folder in ("whole", "part")]
-    one, other = (load_weights(path).net.state_dict() for path in weights)
+    one, other = (vbcaps.load(path).net.state_dict() for path in weights)
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
@@ -517,7 +561,6 @@ def test_weights_that_cannot_be_used(trained, few):
         assert message in run("eval", path, code=1)
         assert message in run("predict", picture, "--weights", path, code=1)
     assert "saved state" in run("eval", folder / "state.safetensors", code=1)
-    assert not Path("predictions.png").exists()
 
 
 def test_eval_on_other_classes_or_crops(trained, tmp_path):
@@ -532,7 +575,6 @@ def test_predict_on_what_is_no_image(trained):
     _, folder, _ = trained
     Path("notes.txt").write_text("words")
     assert "cannot be read as an image" in run("predict", "notes.txt", "--weights", folder, code=1)
-    assert not Path("predictions.png").exists()
 
 
 def test_help_has_every_field_with_its_text():
@@ -549,9 +591,9 @@ def test_every_flag_becomes_its_field(monkeypatch):
     """Each field of every type is set to a value that differs from the recipe's, one at a time."""
     seen = []
 
-    def fit(recipe: Recipe, *_: object, **__: object) -> list:
+    def fit(recipe: Recipe, *_: object, **__: object) -> SimpleNamespace:
         seen.append(recipe)
-        return []
+        return SimpleNamespace(result=None)
 
     monkeypatch.setattr("vbcaps.training.loop.fit", fit)
     base = RECIPES["default"]()
@@ -595,7 +637,7 @@ def test_recipes_are_listed_with_the_papers_numbers():
 
 
 def test_what_is_said_of_a_dataset_is_true_of_its_images():
-    sample, facts = vbcaps.data.load("sample"), FACTS["sample"]
+    sample, facts = vbcaps.data.load_dataset("sample"), FACTS["sample"]
     assert sample.train.images.shape[1:] == (facts.channels, facts.side, facts.side)
     assert len(sample.classes) == facts.classes
     assert facts.about.startswith(f"{len(sample.train.labels) + len(sample.test.labels):,} ")

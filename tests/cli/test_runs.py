@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from vbcaps.cli.runs import RUNS, new_run, resolved, set_latest
+from vbcaps.cli.runs import RUNS, new_run, set_latest
+from vbcaps.training.runfolder import resolved
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from vbcaps.data import load
+from vbcaps.data import load_dataset
 from vbcaps.data.affnist import affine_digits
 
 
@@ -44,7 +44,7 @@ def literal(image: list[list[int]], u: list[float]) -> list[list[float]]:
 
 def digits(n: int) -> torch.Tensor:
     """MNIST's frame: ink in the middle 20x20 of 28x28."""
-    ink = load("sample").test.images[:n, :, 4:24, 4:24]
+    ink = load_dataset("sample").test.images[:n, :, 4:24, 4:24]
     return torch.nn.functional.pad(ink, (4, 4, 4, 4))
 
 

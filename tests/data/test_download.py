@@ -9,7 +9,7 @@ from pathlib import Path
 import official_files as official
 import pytest
 
-from vbcaps.data import DataError, check, download, fetch, load
+from vbcaps.data import DataError, check, download, fetch, load_dataset
 from vbcaps.data import official as table
 from vbcaps.data.official import OFFICIAL, OfficialFile
 
@@ -88,7 +88,7 @@ def test_fetch_from_the_second_mirror(server, mnist, tmp_path):
     told = []
     rows = fetch("mnist", tmp_path, progress=lambda *call: told.append(call))
     assert [row.state for row in rows] == ["ok"] * 4
-    assert load("mnist", tmp_path).train.images.shape == (10, 1, 28, 28)
+    assert load_dataset("mnist", tmp_path).train.images.shape == (10, 1, 28, 28)
     assert [call for call in told if call[1] == call[2]] == [(file.name, file.size, file.size) for file in mnist]
     assert sorted(path.name for path in (tmp_path / "mnist").iterdir()) == sorted(file.name for file in mnist)
 
@@ -186,7 +186,7 @@ def test_affnist_comes_with_mnist(server, mnist, tmp_path, monkeypatch):
             fetch("affnist", tmp_path)
     server.files["/aff/test.mat.zip"] = whole
     assert [row.state for row in fetch("affnist", tmp_path)] == ["ok"] * 4 + ["readable"]
-    assert load("affnist", tmp_path).source == "original files"
+    assert load_dataset("affnist", tmp_path).source == "original files"
 
 
 def test_check_of_files_packed_differently(mnist, tmp_path):

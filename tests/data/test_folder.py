@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vbcaps.data import DataError, load, read_image
+from vbcaps.data import DataError, load_dataset, read_image
 from vbcaps.data.folder import survey
 
 RED, GREEN = (250, 0, 0), (0, 250, 0)
@@ -31,51 +31,51 @@ def test_class_folders_alone(tmp_path):
     (tmp_path / "red" / "notes.txt").write_text("not an image")
     (tmp_path / "red" / ".hidden.png").write_text("not an image either")
     (tmp_path / ".cache").mkdir()
-    data = load(tmp_path, size=16)
+    data = load_dataset(tmp_path, size=16)
     assert data.classes == ("green", "red")
     assert data.train.images.shape == (16, 3, 16, 16)
     assert data.test.labels.bincount().tolist() == [2, 2]
     for split in (data.train, data.test):
         brightest = split.images.float().mean((2, 3)).argmax(1)
         assert torch.equal(split.labels, 1 - brightest)  # label 1 is red, channel 0
-    again = load(str(tmp_path), size=16)
+    again = load_dataset(str(tmp_path), size=16)
     assert torch.equal(again.test.images, data.test.images)
-    assert load(tmp_path).train.images.shape[2:] == (32, 32)
+    assert load_dataset(tmp_path).train.images.shape[2:] == (32, 32)
 
 
 @pytest.mark.parametrize("name", ["test", "val"])
 def test_split_by_the_user(tmp_path, name):
     colours(tmp_path / "train", n=3)
     colours(tmp_path / name, n=2)
-    data = load(tmp_path)
+    data = load_dataset(tmp_path)
     assert (data.train.labels.tolist(), data.test.labels.tolist()) == ([0] * 3 + [1] * 3, [0] * 2 + [1] * 2)
     save(tmp_path / name / "blue" / "0.png", (0, 0, 255))
     with pytest.raises(DataError, match=f"classes of train and {name} differ: blue"):
-        load(tmp_path)
+        load_dataset(tmp_path)
 
 
 def test_what_is_hidden_is_not_looked_at(tmp_path):
     colours(tmp_path)
-    before = load(tmp_path)
+    before = load_dataset(tmp_path)
     shutil.copytree(tmp_path / "red", tmp_path / "green" / ".ipynb_checkpoints" / "below")
     shutil.copy(next((tmp_path / "red").iterdir()), tmp_path / "green" / ".1.png")
-    after = load(tmp_path)
+    after = load_dataset(tmp_path)
     assert torch.equal(after.train.images, before.train.images)
     assert torch.equal(after.train.labels, before.train.labels)
 
 
 def test_train_folder_alone_is_split(tmp_path):
     colours(tmp_path / "train", n=5)
-    assert load(tmp_path).test.labels.tolist() == [0, 1]
+    assert load_dataset(tmp_path).test.labels.tolist() == [0, 1]
 
 
 def test_grey_if_all_are(tmp_path):
     for k in range(3):
         save(tmp_path / "dark" / f"{k}.png", 10 + k)
         save(tmp_path / "light" / f"{k}.png", 200 + k)
-    assert load(tmp_path).train.images.shape[1] == 1
+    assert load_dataset(tmp_path).train.images.shape[1] == 1
     save(tmp_path / "light" / "3.png", RED)
-    assert load(tmp_path).train.images.shape[1] == 3
+    assert load_dataset(tmp_path).train.images.shape[1] == 3
 
 
 def test_the_shorter_side_is_resized_and_the_longer_cropped(tmp_path):
@@ -147,43 +147,43 @@ def test_an_unreadable_image_is_named(tmp_path, how):
     colours(tmp_path)
     damaged(tmp_path, how)
     with pytest.raises(DataError, match=r"red.bad\.png: cannot be read as an image"):
-        load(tmp_path)
+        load_dataset(tmp_path)
 
 
 def test_folders_that_are_no_dataset(tmp_path):
     with pytest.raises(DataError, match="has no class folders: expected one folder for each class"):
-        load(tmp_path)
+        load_dataset(tmp_path)
     save(tmp_path / "loose.png", RED)
     with pytest.raises(DataError, match="has no class folders"):
-        load(tmp_path)
+        load_dataset(tmp_path)
     save(tmp_path / "red" / "0.png", RED)
     with pytest.raises(DataError, match="has one class only, red"):
-        load(tmp_path)
+        load_dataset(tmp_path)
     (tmp_path / "green").mkdir()
     with pytest.raises(DataError, match=r"green: has no images \(\.bmp, "):
-        load(tmp_path)
+        load_dataset(tmp_path)
     save(tmp_path / "green" / "0.png", GREEN)
     save(tmp_path / "green" / "1.png", GREEN)
     with pytest.raises(DataError, match="red: has one image only"):
-        load(tmp_path)
+        load_dataset(tmp_path)
     shutil.copy(tmp_path / "red" / "0.png", tmp_path / "red" / "1.png")
-    assert load(tmp_path).test.labels.tolist() == [0, 1]
+    assert load_dataset(tmp_path).test.labels.tolist() == [0, 1]
 
 
 def test_a_folder_of_its_own_chooses_the_best_epoch(tmp_path):
     for name, n in dict(train=4, val=3, test=2).items():
         colours(tmp_path / name, n=n)
-    data = load(tmp_path)
+    data = load_dataset(tmp_path)
     assert data.validation is not None
     assert [len(split.labels) for split in (data.train, data.validation, data.test)] == [8, 6, 4]
     save(tmp_path / "val" / "blue" / "0.png", (0, 0, 255))
     with pytest.raises(DataError, match="classes of train and val differ: blue"):
-        load(tmp_path)
+        load_dataset(tmp_path)
 
 
 def test_a_survey_counts_what_is_then_loaded(tmp_path):
     colours(tmp_path / "photos", n=7)  # widths of 20 to 26 by 40, and 40 by 30
-    found, data = survey(tmp_path / "photos"), load(tmp_path / "photos")
+    found, data = survey(tmp_path / "photos"), load_dataset(tmp_path / "photos")
     assert found.classes == data.classes
     assert list(found.train) == data.train.labels.bincount().tolist()
     assert (found.test, found.validation) == (len(data.test.labels), 0)
@@ -208,14 +208,14 @@ def test_files_that_are_not_read_are_told_of(tmp_path):
     images, others = survey(tmp_path).left_out
     assert images == f"1 image in no class folder, left out: {tmp_path / 'stray.png'}"
     assert others == f"2 files of no known image format, left out: {tmp_path / 'red' / '0.heic'}"
-    assert len(load(tmp_path).train.labels) == 4
+    assert len(load_dataset(tmp_path).train.labels) == 4
 
 
 def test_all_damaged_files_are_named_at_once(tmp_path):
     colours(tmp_path, n=9)
     for k in range(7):
         (tmp_path / "red" / f"{k}.png").write_bytes(b"no image")
-    for read in (survey, load):
+    for read in (survey, load_dataset):
         with pytest.raises(DataError) as caught:
             read(tmp_path)
         assert all(f"red/{k}.png: cannot be read as an image" in str(caught.value) for k in range(5))
@@ -225,4 +225,4 @@ def test_all_damaged_files_are_named_at_once(tmp_path):
 def test_a_folder_too_far_up_is_pointed_down(tmp_path):
     colours(tmp_path / "up" / "photos", n=3)
     with pytest.raises(DataError, match=r"has one class only, photos: .*did you mean .*up/photos"):
-        load(tmp_path / "up")
+        load_dataset(tmp_path / "up")

@@ -10,7 +10,7 @@ import official_files as official
 import pytest
 import torch
 
-from vbcaps.data import FACTS, DataError, Dataset, Split, data_folder, hold_out, load, viewpoints
+from vbcaps.data import FACTS, DataError, Dataset, Split, data_folder, hold_out, load_dataset, viewpoints
 from vbcaps.data import official as table
 from vbcaps.data.cifar10 import read_pickle
 from vbcaps.data.resize import resize
@@ -32,7 +32,7 @@ def assert_images(split: Split, images: np.ndarray, labels: list[int]) -> None:
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_idx(tmp_path, name, suffix):
     arrays = official.make_idx(tmp_path / name, n=12, suffix=suffix)
-    data = load(name, tmp_path)
+    data = load_dataset(name, tmp_path)
     assert_images(data.train, arrays["train"][:, None], LABELS[:12])
     assert_images(data.test, arrays["t10k"][:, None], LABELS[:12])
     assert data.name == name
@@ -43,12 +43,12 @@ def test_idx(tmp_path, name, suffix):
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_smallnorb_original(tmp_path, suffix):
     arrays = official.make_norb(tmp_path / "smallnorb", n=20, suffix=suffix)
-    whole = load("smallnorb", tmp_path, size=96)
+    whole = load_dataset("smallnorb", tmp_path, size=96)
     assert_images(whole.train, arrays["train"], (torch.arange(20) % 5).tolist())
     assert torch.equal(whole.test.info, torch.from_numpy(official.norb_info(20)).long())
     assert whole.source == "original files"
     assert whole.classes == ("animal", "human", "airplane", "truck", "car")
-    half = load("smallnorb", tmp_path)
+    half = load_dataset("smallnorb", tmp_path)
     assert half.train.images.shape == (20, 2, 48, 48)
     assert torch.equal(half.test.images, resize(whole.test.images, 48))
 
@@ -62,18 +62,18 @@ def test_smallnorb_arrays(tmp_path):
             np.save(file, images)
         np.save(folder / f"{part}_labels.npy", (np.arange(20) % 5).astype(np.uint8))
         np.save(folder / f"{part}_info.npy", official.norb_info(20).astype(np.uint8))
-    data = load("smallnorb", tmp_path)
+    data = load_dataset("smallnorb", tmp_path)
     assert_images(data.train, images, (torch.arange(20) % 5).tolist())
     assert torch.equal(data.train.info, torch.from_numpy(official.norb_info(20)).long())
     assert data.source.startswith("re-encoded")
 
     official.make_norb(folder)  # the original files, once there, are preferred
-    assert load("smallnorb", tmp_path).source == "original files"
+    assert load_dataset("smallnorb", tmp_path).source == "original files"
 
 
 def test_svhn(tmp_path):
     arrays = official.make_svhn(tmp_path / "svhn", n=20)
-    data = load("svhn", tmp_path)
+    data = load_dataset("svhn", tmp_path)
     digits = [*range(1, 10), 0] * 2  # 10 in the file is the digit 0
     assert_images(data.train, arrays["train"].transpose(3, 2, 0, 1), digits)
     assert_images(data.test, arrays["test"].transpose(3, 2, 0, 1), digits)
@@ -84,7 +84,7 @@ def test_svhn(tmp_path):
 @pytest.mark.parametrize("packed", [True, False])
 def test_cifar10(tmp_path, version, packed):
     arrays = official.make_cifar(tmp_path / "cifar10", version, packed)
-    data = load("cifar10", tmp_path)
+    data = load_dataset("cifar10", tmp_path)
     assert_images(data.train, arrays["train"].reshape(-1, 3, 32, 32), LABELS[:50])
     assert_images(data.test, arrays["test"].reshape(-1, 3, 32, 32), LABELS[:10])
     assert data.source == "original files"
@@ -106,21 +106,21 @@ def test_cifar_pickles_are_those_numpy_reads():
 @pytest.mark.parametrize("name", ["svhn", "cifar10"])
 def test_sheets(tmp_path, name):
     arrays = official.make_sheets(tmp_path / name)
-    data = load(name, tmp_path)
+    data = load_dataset(name, tmp_path)
     for part in ("train", "test"):
         split = getattr(data, part)
         assert_images(split, arrays[part], (torch.arange(len(arrays[part])) % 10).tolist())
     assert data.source != "original files"
     (tmp_path / name / "train_01.webp").unlink()
     with pytest.raises(DataError, match=r"train_01\.webp is missing"):
-        load(name, tmp_path)
+        load_dataset(name, tmp_path)
 
 
 @pytest.mark.parametrize("zipped", [True, False])
 def test_affnist_original(tmp_path, zipped):
     digits = official.make_idx(tmp_path / "mnist", n=10)
     images = official.make_affnist(tmp_path / "affnist" / ("test.mat.zip" if zipped else "test.mat"), zipped=zipped)
-    data = load("affnist", tmp_path)
+    data = load_dataset("affnist", tmp_path)
     assert_images(data.train, digits["train"][:, None], LABELS[:10])
     assert_images(data.test, images[:, None], LABELS[:12])
     assert data.source == "original files"
@@ -128,7 +128,7 @@ def test_affnist_original(tmp_path, zipped):
 
 def test_affnist_is_generated_where_only_mnist_is(tmp_path):
     official.make_idx(tmp_path / "mnist", n=10)
-    data = load("affnist", tmp_path)
+    data = load_dataset("affnist", tmp_path)
     assert data.test.images.shape == (320, 1, 40, 40)
     assert data.test.labels.tolist() == LABELS[:10] * 32
     assert data.train.images.shape == (10, 1, 28, 28)
@@ -160,15 +160,15 @@ def files_of(folder: Path) -> list[Path]:
 def test_damage_names_the_file(tmp_path, kind, damage):
     name = kind.split(",")[0]
     MAKERS[kind](tmp_path / name)
-    load(name, tmp_path)
+    load_dataset(name, tmp_path)
     for path in files_of(tmp_path / name):
         whole = path.read_bytes()
         damage(path)
         with pytest.raises(DataError) as caught:
-            load(name, tmp_path)
+            load_dataset(name, tmp_path)
         assert path.stem.split(".")[0] in str(caught.value)
         path.write_bytes(whole)
-    load(name, tmp_path)
+    load_dataset(name, tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["mnist", "smallnorb", "svhn", "cifar10, python", "cifar10, binary"])
@@ -180,7 +180,7 @@ def test_bytes_gone_bad_in_a_packed_file(tmp_path, kind):
         whole = path.read_bytes()
         official.flip(path)
         with pytest.raises(DataError, match="damaged"):
-            load(name, tmp_path)
+            load_dataset(name, tmp_path)
         path.write_bytes(whole)
 
 
@@ -191,7 +191,7 @@ def test_damaged_affnist(tmp_path, damage):
     official.make_affnist(path)
     damage(path)
     with pytest.raises(DataError, match=r"test\.mat\.zip"):
-        load("affnist", tmp_path)
+        load_dataset("affnist", tmp_path)
 
 
 def test_wrong_sum(tmp_path, monkeypatch):
@@ -200,7 +200,7 @@ def test_wrong_sum(tmp_path, monkeypatch):
     path = tmp_path / "mnist" / "train-images-idx3-ubyte.gz"
     monkeypatch.setitem(table.SUMS, (path.name, path.stat().st_size), "0" * 64)
     with pytest.raises(DataError, match=r"train-images-idx3-ubyte\.gz: damaged, its SHA-256"):
-        load("mnist", tmp_path)
+        load_dataset("mnist", tmp_path)
 
 
 def test_wrong_magic(tmp_path):
@@ -208,25 +208,25 @@ def test_wrong_magic(tmp_path):
     path = tmp_path / "mnist" / "train-images-idx3-ubyte"
     path.write_bytes(b"\0\0\x0d" + path.read_bytes()[3:])  # floats
     with pytest.raises(DataError, match="begins with 00000d03, not 000008"):
-        load("mnist", tmp_path)
+        load_dataset("mnist", tmp_path)
     official.make_norb(tmp_path / "smallnorb", size=8, suffix="")
     path = tmp_path / "smallnorb" / f"{official.NORB['test']}-dat.mat"
     path.write_bytes(b"\x1e\x3d\x4c\x55" + path.read_bytes()[4:])  # the other byte order
     with pytest.raises(DataError, match="magic number 0x554c3d1e"):
-        load("smallnorb", tmp_path)
+        load_dataset("smallnorb", tmp_path)
 
 
 def test_files_that_do_not_match(tmp_path):
     official.make_idx(tmp_path / "mnist")
     official.write(tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz", official.idx(np.zeros(9, np.uint8)))
     with pytest.raises(DataError, match="do not match"):
-        load("mnist", tmp_path)
+        load_dataset("mnist", tmp_path)
     official.make_norb(tmp_path / "smallnorb", size=8)
     official.write(
         tmp_path / "smallnorb" / f"{official.NORB['train']}-info.mat.gz", official.matrix(official.norb_info(7))
     )
     with pytest.raises(DataError, match=r"training-dat\.mat\.gz: 20 pairs, but labels \(20,\) and info \(7, 4\)"):
-        load("smallnorb", tmp_path)
+        load_dataset("smallnorb", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_labels_out_of_range(tmp_path, name, label):
         data = official.cifar_binary(official.pixels(10, 3072), [label] * 10)
         official.write(folder / "cifar-10-batches-bin" / "test_batch.bin", data)
     with pytest.raises(DataError, match=f"labels must be .*{label}"):
-        load(name, tmp_path)
+        load_dataset(name, tmp_path)
 
 
 class Malice:
@@ -274,20 +274,20 @@ def test_arrays_with_objects_are_refused(tmp_path):
     official.make_sheets(folder, n=70)
     np.save(folder / "train_labels.npy", np.array([Malice()] * 70), allow_pickle=True)
     with pytest.raises(DataError, match=r"train_labels\.npy"):
-        load("svhn", tmp_path)
+        load_dataset("svhn", tmp_path)
 
 
 def test_missing_files_say_what_to_do(tmp_path):
     for name in list(FACTS)[1:]:
         with pytest.raises(DataError, match=r"is missing.*vbcaps data fetch .*by hand"):
-            load(name, tmp_path)
+            load_dataset(name, tmp_path)
 
 
 def test_unknown_name(tmp_path):
     with pytest.raises(DataError, match="nearest: smallnorb"):
-        load("small-norb", tmp_path)
+        load_dataset("small-norb", tmp_path)
     with pytest.raises(DataError, match="neither a dataset nor a folder"):
-        load(tmp_path / "none")
+        load_dataset(tmp_path / "none")
 
 
 # --- what a loader must give
@@ -339,9 +339,9 @@ def test_resize_is_pillows(tmp_path):
 
 def test_load_at_another_size(tmp_path):
     official.make_idx(tmp_path / "mnist")
-    assert load("mnist", tmp_path, size=14).test.images.shape == (10, 1, 14, 14)
+    assert load_dataset("mnist", tmp_path, size=14).test.images.shape == (10, 1, 14, 14)
     with pytest.raises(ValueError, match="size must be at least 1, got 0"):
-        load("mnist", tmp_path, size=0)
+        load_dataset("mnist", tmp_path, size=0)
 
 
 # --- parts of a dataset
@@ -393,7 +393,7 @@ def test_hold_out_of_objects_leaves_none_in_both_parts():
 
 def test_viewpoints_are_those_of_table_2(tmp_path):
     official.make_norb(tmp_path / "smallnorb", n=90, size=8)
-    data = load("smallnorb", tmp_path, size=8)
+    data = load_dataset("smallnorb", tmp_path, size=8)
     train, familiar, novel = viewpoints(data, "azimuth")
     degrees = [sorted({10 * a for a in part.info[:, 2].tolist()}) for part in (train, familiar, novel)]
     assert degrees == [[0, 20, 40, 300, 320, 340]] * 2 + [list(range(60, 281, 20))]

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 import vbcaps.data
-from vbcaps.data import DataError, load
+from vbcaps.data import DataError, load_dataset
 from vbcaps.data import sample as module
 from vbcaps.data.sample import PER_CLASS, SHEETS, make, sample
 
@@ -19,7 +19,7 @@ MEAN, STD = 0.286, 0.353
 
 def test_the_sample_is_balanced_and_looks_like_fashion_mnist(monkeypatch, tmp_path):
     monkeypatch.setenv("VBCAPS_DATA", str(tmp_path))  # it needs no files
-    data = load("sample")
+    data = load_dataset("sample")
     assert data.train.images.shape == (8000, 1, 28, 28)
     assert data.test.images.shape == (1000, 1, 28, 28)
     for split, count in ((data.train, 800), (data.test, 100)):
@@ -34,7 +34,7 @@ def test_the_sample_is_balanced_and_looks_like_fashion_mnist(monkeypatch, tmp_pa
 
 def test_the_classes_are_what_they_are_called():
     """Trousers are dark in the middle of their lower half, bags are not; ankle boots are taller than sandals."""
-    data = load("sample").train
+    data = load_dataset("sample").train
     mean = {k: data.images[data.labels == k, 0].float().mean(0) for k in range(10)}
     legs = mean[1][18:28]
     assert legs[:, 13:15].mean() < 0.8 * legs[:, [10, 17]].mean()
@@ -68,7 +68,7 @@ def test_make_takes_the_first_of_each_class(tmp_path, monkeypatch):
     arrays = official.make_idx(tmp_path / "fashion-mnist", n=60)
     monkeypatch.setattr(module, "PER_CLASS", dict.fromkeys(PER_CLASS, 5))
     monkeypatch.setattr(module, "COLUMNS", 10)
-    sums = make(load("fashion-mnist", tmp_path), tmp_path / "made")
+    sums = make(load_dataset("fashion-mnist", tmp_path), tmp_path / "made")
     monkeypatch.setattr(module, "SHA256", sums)
     made = sample(tmp_path / "made")
     assert torch.equal(made.train.images, torch.from_numpy(arrays["train"][:50, None]))

@@ -25,7 +25,6 @@ import vbcaps
 from vbcaps import CapsNet
 from vbcaps.kernels.cpu.build import find_compiler
 from vbcaps.training.loop import fit
-from vbcaps.weights.shipped import names
 
 FILE = Path(__file__).with_name("values.safetensors")
 BACKENDS, ROUTINGS = ("cpu", "reference"), ("vb", "em", "dynamic")
@@ -45,7 +44,8 @@ def machine() -> str:
 
 def logits(name: str, backend: str) -> Tensor:
     """Return the logits of a shipped network for three fixed images."""
-    net, _, _, view, _ = vbcaps.load(name)
+    model = vbcaps.load(name)
+    net, view = model.net, model.view
     for layer in (net.conv_caps1, net.conv_caps2, net.class_caps):
         layer.backend = backend
     random = torch.Generator().manual_seed(7)
@@ -90,7 +90,7 @@ PROGRAMS = {
 
 def compute() -> dict[str, Tensor]:
     """Return every golden value, by name; with one thread, and without Triton's interpreter."""
-    found = {f"logits.{name}.{backend}": logits(name, backend) for name in names() for backend in BACKENDS}
+    found = {f"logits.{name}.{backend}": logits(name, backend) for name in vbcaps.list_models() for backend in BACKENDS}
     found |= {f"losses.{routing}.{backend}": losses(routing, backend) for routing in ROUTINGS for backend in BACKENDS}
     return found | {f"program.{name}": program(**fields) for name, fields in PROGRAMS.items()}
 

@@ -15,11 +15,11 @@ import tiny
 from scipy import stats
 
 from vbcaps.cli.train import app as train_app
-from vbcaps.training.checkpoint import load_weights
 from vbcaps.training.evaluate import wilson
-from vbcaps.training.loop import fit
+from vbcaps.training.loop import fit_seeds
 from vbcaps.training.recipe import Recipe
 from vbcaps.training.recipes import EXPERIMENTS, RECIPES, parameters, recipe
+from vbcaps.weights.file import read_weights
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))  # as for `python tools/tables.py`
@@ -41,7 +41,7 @@ def trained(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "two"
     with tiny.in_place_of_data(), pytest.MonkeyPatch.context() as patch:
         patch.setenv("VBCAPS_NOTE", "a note")
-        fit(tiny.recipe(name="default", epochs=2), out, device="cpu", seeds=2)
+        fit_seeds(tiny.recipe(name="default", epochs=2), out, 2, device="cpu")
     for folder in out.iterdir():
         change(folder / "environment.json", commit="abc1234", command=["vbcaps", "train", "--out", "/home/me/two"])
     return out
@@ -176,10 +176,10 @@ def test_the_weights_of_seed_0_are_shipped_as_they_are(run, places):
     assert [path.name for path in places.weights.iterdir()] == ["tiny.safetensors"]
     shipped = places.weights / "tiny.safetensors"
     assert shipped.read_bytes() == (run / "seed0" / "last.safetensors").read_bytes()
-    _, kept, _, _, about = load_weights(shipped)
+    kept = read_weights(shipped)
     result = json.loads((places.results / "two" / "seed0" / "result.json").read_text())
-    assert about["test_error"] == result["test"]["error"]
-    assert kept.seed == 0
+    assert kept.about["test_error"] == result["test"]["error"]
+    assert kept.recipe.seed == 0
 
 
 def test_weights_that_are_not_to_be_shipped(run, trained, places):
@@ -556,7 +556,9 @@ def test_the_command_makes_the_recipe_again(fields, monkeypatch):
     """The words are parsed by `vbcaps train` itself."""
     wanted = replace(recipe("smallnorb"), **fields)
     seen: list[Recipe] = []
-    monkeypatch.setattr("vbcaps.training.loop.fit", lambda recipe, *_, **__: seen.append(recipe) or [])
+    monkeypatch.setattr(
+        "vbcaps.training.loop.fit", lambda recipe, *_, **__: SimpleNamespace(result=seen.append(recipe))
+    )
     words = shlex.split(recorded.command([recorded.Run(Path("x"), wanted, {}, None, {})]))
     assert words[:2] == ["vbcaps", "train"]
     train_app([*words[2:], "--device", "cpu"], standalone_mode=False)

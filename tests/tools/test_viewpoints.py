@@ -9,6 +9,7 @@ import pytest
 import tiny
 import torch
 
+from vbcaps import Model
 from vbcaps.data import Dataset, Split
 from vbcaps.data.affnist import affine_digits
 from vbcaps.training.learner import NEVER, Learner
@@ -30,7 +31,7 @@ def data(monkeypatch):
     info[:, 0] = torch.arange(270) // 3 % 5  # so that each class has every toy
     info[:, 1] = torch.arange(270) // 15 % 9
     made = Dataset("smallnorb", Split(train.images, train.labels, info), unseen, tiny.CLASSES, "made up")
-    monkeypatch.setattr("vbcaps.data.load", lambda *_: made)
+    monkeypatch.setattr("vbcaps.data.load_dataset", lambda *_: made)
     return made
 
 
@@ -62,7 +63,7 @@ def test_a_row_has_both_errors_after_each_epoch(job, monkeypatch):
     errors = [[float(error) for error in row[key].split()] for key in ("familiar", "novel")]
     assert [len(curve) for curve in errors] == [6, 6]
     for split, curve in zip((familiar, novel), errors, strict=True):
-        again = evaluate(learner.weights, split, learner.view, tiny.CLASSES)
+        again = evaluate(Model(learner.weights, learner.recipe, tiny.CLASSES, learner.view), split)
         assert curve[-1] == pytest.approx(100 * again.error, abs=0.01)
     assert learner.epoch == 6
     assert (row["choice"], row["split"], row["held"], row["epochs"], row["note"]) == ("lr=0.01", 1, 0.4, 9, "")
@@ -71,8 +72,9 @@ def test_a_row_has_both_errors_after_each_epoch(job, monkeypatch):
 def test_of_digits_affine_maps_of_those_held_out_are_novel(monkeypatch):
     train, asked = tiny.split(60, 1), []
     made = Dataset("mnist", train, tiny.split(3, 2), tiny.CLASSES, "made up")
-    monkeypatch.setattr("vbcaps.data.load", lambda name, *_: asked.append(name) or made)
-    recipe = tiny.recipe(name="affnist_matched_fast", dataset="affnist", crop=40, place=True, split=1, epochs=2)
+    monkeypatch.setattr("vbcaps.data.load_dataset", lambda name, *_: asked.append(name) or made)
+    fields: dict = dict(name="affnist_matched_fast", dataset="affnist", image_size=None, crop=40, place=True)
+    recipe = tiny.recipe(split=1, epochs=2, **fields)
     classes, rest, held, novel = viewpoints.parts_of(choices.Job("", recipe, 0.2, None, "cpu", until=float("inf")))
     assert (asked, classes) == (["mnist"], tiny.CLASSES)  # not affNIST: its images are of the test
     assert [len(part.labels) for part in (rest, held, novel)] == [48, 12, 12 * viewpoints.MAPS]

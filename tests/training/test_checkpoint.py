@@ -1,12 +1,9 @@
 """Runs that are killed, interrupted, resumed, resumed wrongly."""
 
-import contextlib
 import json
 import os
-import resource
 import signal
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +13,11 @@ import torch
 from safetensors.torch import load_file
 from tiny import forked
 
-from vbcaps.training import checkpoint
-from vbcaps.training.checkpoint import RunError
-from vbcaps.training.loop import Event, Interrupted, fit
+from vbcaps.training import files
+from vbcaps.training.files import RunError, lock, read_json, write_json
+from vbcaps.training.loop import Event, Interrupted, fit, fit_seeds
+from vbcaps.training.runfolder import read_metrics, read_recipe, read_result
+from vbcaps.weights.tensors import pack_tensors, unpack_tensors
 
 TIMES = ("seconds", "images_per_second")
 
@@ -33,9 +32,9 @@ def assert_same_run(a: Path, b: Path) -> None:
     assert states[0].keys() == states[1].keys()
     for name in states[0]:
         assert torch.equal(states[0][name], states[1][name]), name
-    rows = [[{k: v for k, v in row.items() if k not in TIMES} for row in checkpoint.read_metrics(f)] for f in (a, b)]
+    rows = [[{k: v for k, v in row.items() if k not in TIMES} for row in read_metrics(f)] for f in (a, b)]
     assert rows[0] == rows[1]
-    results = [{k: v for k, v in checkpoint.read_result(f).items() if k not in (*TIMES, "folder")} for f in (a, b)]
+    results = [{k: v for k, v in read_result(f).items() if k not in (*TIMES, "folder")} for f in (a, b)]
     assert results[0] == results[1]
 
 
@@ -91,10 +90,10 @@ def test_two_runs_with_one_seed_are_the_same_and_with_another_are_not(tmp_path, 
 def test_a_finished_run_says_so_and_gives_its_result(tiny_data, finished):
     events = []
     before = (finished / "state.safetensors").stat().st_mtime_ns
-    (result,) = fit(tiny.recipe(epochs=1), finished, device="cpu", resume=True, on_event=events.append)
+    result = fit(tiny.recipe(epochs=1), finished, device="cpu", resume=True, on_event=events.append).result
     assert [event.kind for event in events] == ["note"]
     assert "finished" in events[0].message
-    assert json.loads(json.dumps(result.to_json())) == checkpoint.read_result(finished)
+    assert json.loads(json.dumps(result.to_json())) == read_result(finished)
     assert (finished / "state.safetensors").stat().st_mtime_ns == before
 
 
@@ -109,13 +108,13 @@ def test_a_killed_run_whose_last_file_is_missing_only_tests(tmp_path, tiny_data,
 
 def test_a_run_that_goes_on_keeps_the_command_it_began_with(tmp_path, tiny_data, finished, monkeypatch):
     folder = half_way(finished, tmp_path)
-    began = checkpoint.read_json(finished / "environment.json")
-    checkpoint.write_json(folder / "environment.json", began)
+    began = read_json(finished / "environment.json")
+    write_json(folder / "environment.json", began)
     for k in range(3):  # the second is as the first was
         monkeypatch.setattr(sys, "argv", ["/bin/vbcaps", "train", "--resume", f"half{k // 2}"])
         fit(tiny.recipe(epochs=1), folder, device="cpu", resume=True)
         (folder / "result.json").unlink()
-    environment = checkpoint.read_json(folder / "environment.json")
+    environment = read_json(folder / "environment.json")
     assert {field: environment[field] for field in began} == began
     assert [part["command"][-1] for part in environment["resumed"]] == ["half0", "half1"]
     assert environment["resumed"][0]["torch"] == torch.__version__
@@ -155,12 +154,12 @@ def test_another_recipe_is_named_field_by_field(tmp_path, tiny_data, finished):
 
 def test_a_run_from_before_a_field_was_there_goes_on(tmp_path, tiny_data, finished):
     folder = half_way(finished, tmp_path)
-    tensors, about = checkpoint.unpack((folder / "state.safetensors").read_bytes(), "state")
+    tensors, about = unpack_tensors((folder / "state.safetensors").read_bytes(), "state")
     for recipe in (fields := json.loads((folder / "recipe.json").read_text())), about["recipe"]:
         for field in ("stretch", "resample"):
             del recipe[field]
     (folder / "recipe.json").write_text(json.dumps(fields))
-    (folder / "state.safetensors").write_bytes(checkpoint.pack(tensors, about))
+    (folder / "state.safetensors").write_bytes(pack_tensors(tensors, about))
     fit(tiny.recipe(epochs=1), folder, device="cpu", resume=True)
     (folder / "recipe.json").write_text(json.dumps(fields | dict(speed=3)))
     with pytest.raises(RunError, match="a recipe has no field 'speed'"):
@@ -174,7 +173,7 @@ def test_how_often_to_save_may_change(tmp_path, tiny_data, finished):
 def test_other_images_are_noticed(tmp_path, monkeypatch, finished):
     other = tiny.dataset()
     other.train.images[0, 0, 0, 0] += 1
-    monkeypatch.setattr("vbcaps.training.loop.load", lambda *_, **__: other)
+    monkeypatch.setattr("vbcaps.training.loop.load_dataset", lambda *_, **__: other)
     with pytest.raises(RunError, match="trained on other images"):
         fit(tiny.recipe(epochs=1), half_way(finished, tmp_path), device="cpu", resume=True)
 
@@ -194,69 +193,9 @@ def test_weights_in_place_of_the_state_are_an_error(tmp_path, tiny_data, finishe
         fit(tiny.recipe(epochs=1), folder, device="cpu", resume=True)
 
 
-@contextlib.contextmanager
-def full_disk():
-    """No file may grow beyond 4 KB: the system's own error, at the same calls as when the disk is full.
-
-    Not a fixture: pytest's own output may be a file.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_a_full_disk_is_found_at_the_start(tmp_path, tiny_data):
-    events = []
-    with full_disk(), pytest.raises(RunError, match=r"cannot write in .*: File too large; a run needs about 0 MB"):
-        fit(tiny.recipe(), tmp_path / "run", device="cpu", on_event=events.append)
-    assert events == []
-    assert list((tmp_path / "run").iterdir()) == []
-
-
-def test_a_disk_that_fills_later_leaves_the_old_file(tmp_path):
-    path = tmp_path / "state"
-    checkpoint.write(path, b"old")
-    with full_disk(), pytest.raises(RunError, match="what was there before is unchanged"):
-        checkpoint.write(path, bytes(8192))
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_files_are_written_while_the_run_goes_on_one_call_after_the_other(tmp_path, monkeypatch):
-    write, may, written = checkpoint.write, threading.Event(), []
-
-    def slow(path: Path, content: bytes) -> None:
-        assert may.wait(10)
-        write(path, content)
-        written.append(path.name)
-
-    monkeypatch.setattr("vbcaps.training.checkpoint.write", slow)
-    writer = checkpoint.Writer()
-    writer({tmp_path / "a": b"1", tmp_path / "b": b"2"})  # returns although nothing can be written yet
-    assert written == []
-    may.set()
-    writer({tmp_path / "a": b"3"})  # waits for the first two
-    assert written[:2] == ["a", "b"]
-    writer.wait()
-    assert written == ["a", "b", "a"]
-    assert (tmp_path / "a").read_bytes() == b"3"
-
-
-def test_what_went_wrong_while_writing_is_raised_once(tmp_path):
-    writer = checkpoint.Writer()
-    writer({tmp_path / "none" / "a": b"1", tmp_path / "b": b"2"})
-    with pytest.raises(RunError, match=r"cannot write .*: No such file"):
-        writer({tmp_path / "c": b"3"})
-    assert list(tmp_path.iterdir()) == []  # nothing after the one that failed
-    writer.wait()
-
-
 @pytest.mark.parametrize("epoch", [1, 3])
 def test_a_disk_that_fills_in_the_run_ends_it_with_the_state_before(tmp_path, monkeypatch, tiny_data, epoch):
-    write, states = checkpoint.write, []
+    write, states = files.write, []
 
     def fails(path: Path, content: bytes) -> None:
         states.append(content) if path.name == "state.safetensors" else None
@@ -264,7 +203,7 @@ def test_a_disk_that_fills_in_the_run_ends_it_with_the_state_before(tmp_path, mo
             raise RunError(f"cannot write {path}: no room")
         write(path, content)
 
-    monkeypatch.setattr("vbcaps.training.checkpoint.write", fails)
+    monkeypatch.setattr("vbcaps.training.files.write", fails)
     with pytest.raises(RunError, match=r"state\.safetensors: no room"):
         fit(tiny.recipe(epochs=3), tmp_path, device="cpu")
     assert (tmp_path / "state.safetensors").read_bytes() == states[epoch - 1]
@@ -279,17 +218,17 @@ def test_a_folder_that_cannot_be_made(tmp_path, tiny_data):
 
 def test_several_seeds_are_the_runs_of_each(tmp_path, tiny_data, finished):
     recipe = tiny.recipe(epochs=1)
-    results = fit(recipe, tmp_path, device="cpu", seeds=2)
-    assert [result.folder.name for result in results] == ["seed0", "seed1"]
+    models = fit_seeds(recipe, tmp_path, 2, device="cpu")
+    assert [model.result.folder.name for model in models] == ["seed0", "seed1"]
     assert_same_run(finished, tmp_path / "seed0")
-    assert checkpoint.read_recipe(tmp_path / "seed1") == replace(recipe, seed=1)
+    assert read_recipe(tmp_path / "seed1") == replace(recipe, seed=1)
     (tmp_path / "seed1").rename(tmp_path / "kept")  # as if it had ended before the second began
-    fit(recipe, tmp_path, device="cpu", seeds=2, resume=True)
+    fit_seeds(recipe, tmp_path, 2, device="cpu", resume=True)
     assert_same_run(tmp_path / "kept", tmp_path / "seed1")
 
 
 def test_a_folder_of_seeds_is_not_resumed_as_one_run(tmp_path, tiny_data):
-    fit(tiny.recipe(epochs=1), tmp_path, device="cpu", seeds=2)
+    fit_seeds(tiny.recipe(epochs=1), tmp_path, 2, device="cpu")
     with pytest.raises(RunError, match="has a folder for each seed: resume them with --seeds"):
         fit(tiny.recipe(epochs=1), tmp_path, device="cpu", resume=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["seed0", "seed1"]
@@ -297,15 +236,15 @@ def test_a_folder_of_seeds_is_not_resumed_as_one_run(tmp_path, tiny_data):
 
 def test_a_folder_belongs_to_one_run_at_a_time(tmp_path, tiny_data, finished):
     folder = half_way(finished, tmp_path)
-    held = checkpoint.lock(folder)
+    held = lock(folder)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(RunError, match="is in use by another run: wait for its end, or choose another folder"):
         fit(tiny.recipe(epochs=1), folder, device="cpu", resume=True)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     os.close(held)
     other = [fit(tiny.recipe(epochs=1), folder, device="cpu", resume=True)]
-    os.close(checkpoint.lock(folder))  # free again
-    assert other[0][0].test is not None
+    os.close(lock(folder))  # free again
+    assert other[0].result.test is not None
 
 
 def test_a_run_that_fails_lets_go_of_its_folder(tmp_path, tiny_data):
@@ -314,7 +253,7 @@ def test_a_run_that_fails_lets_go_of_its_folder(tmp_path, tiny_data):
 
     with pytest.raises(ZeroDivisionError):
         fit(tiny.recipe(epochs=1), tmp_path, device="cpu", on_event=fail)
-    os.close(checkpoint.lock(tmp_path))
+    os.close(lock(tmp_path))
 
 
 def test_two_runs_begun_at_once_do_not_share_a_folder(tmp_path, tiny_data):
@@ -326,7 +265,7 @@ def test_two_runs_begun_at_once_do_not_share_a_folder(tmp_path, tiny_data):
                 fit(tiny.recipe(epochs=1, lr=0.1), tmp_path, device="cpu")
 
     fit(tiny.recipe(epochs=1), tmp_path, device="cpu", on_event=again)
-    assert checkpoint.read_recipe(tmp_path).lr == tiny.recipe().lr
+    assert read_recipe(tmp_path).lr == tiny.recipe().lr
 
 
 @pytest.mark.parametrize(
@@ -358,9 +297,9 @@ def test_a_damaged_file_is_named(tmp_path, tiny_data, finished, name, content, m
 def test_a_damaged_position_is_an_error(tmp_path, tiny_data, finished, change, message):
     folder = half_way(finished, tmp_path)
     path = folder / "state.safetensors"
-    tensors, state = checkpoint.unpack(path.read_bytes(), "state")
+    tensors, state = unpack_tensors(path.read_bytes(), "state")
     state = {key: value for key, value in (state | change).items() if value is not None or key not in change}
-    path.write_bytes(checkpoint.pack(tensors, state))
+    path.write_bytes(pack_tensors(tensors, state))
     with pytest.raises(RunError, match=message):
         fit(tiny.recipe(epochs=1), folder, device="cpu", resume=True)
 

@@ -6,8 +6,10 @@ import tiny
 import torch
 from scipy import stats
 
-from vbcaps.training.evaluate import Scorer, evaluate, predict_scores, probabilities, summary, wilson
+from vbcaps import Model
+from vbcaps.training.evaluate import Scorer, evaluate, summary, wilson
 from vbcaps.training.step import WARM_UP
+from vbcaps.weights.model import probabilities
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +21,10 @@ def net():
 
 
 VIEW = tiny.recipe(standardise="image").view()
+
+
+def scorer(net, images, **options):
+    return Scorer(net, images, VIEW, 3, **options)
 
 
 @pytest.mark.parametrize(("wrong", "count"), [(0, 7), (7, 7), (1, 30), (160, 1000), (388, 24300)])
@@ -44,7 +50,7 @@ def test_batches_of_any_size_give_the_same_scores(net):
         expected = probabilities(net, net(VIEW.test(images)))
         net.train()
     for batch in (1, 7, 23, 256):
-        torch.testing.assert_close(predict_scores(net, images, VIEW, batch=batch), expected, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(scorer(net, images, batch_size=batch)(), expected, rtol=1e-4, atol=1e-6)
     assert net.training  # as it was
 
 
@@ -53,14 +59,14 @@ def test_several_crops_are_averaged(net):
     net.eval()
     with torch.no_grad():
         each = [probabilities(net, net(x)) for x in VIEW.crops(images, 5)]
-    torch.testing.assert_close(predict_scores(net, images, VIEW, crops=5, batch=16), torch.stack(each).mean(0))
+    torch.testing.assert_close(scorer(net, images, crops=5, batch_size=16)(), torch.stack(each).mean(0))
     assert not torch.equal(each[0], each[1])
     with pytest.raises(ValueError, match="k must be 1, 5 or a square"):
-        evaluate(net, tiny.split(10, 0), VIEW, tiny.CLASSES, crops=3)
+        evaluate(Model(net, tiny.recipe(), tiny.CLASSES, VIEW), tiny.split(10, 0), crops=3)
 
 
 def test_a_scorer_sees_the_weights_as_they_are_now(net):
-    score = Scorer(net, tiny.split(9, 0).images, VIEW)
+    score = scorer(net, tiny.split(9, 0).images)
     before = score().clone()
     with torch.no_grad():
         net.class_caps.weight.neg_()
@@ -71,7 +77,7 @@ def test_scores_are_computed_without_tf32_and_leave_the_setting_alone(net):
     seen, cudnn = [], torch.backends.cudnn
     hook = net.register_forward_hook(lambda *_: seen.append((cudnn.enabled, cudnn.allow_tf32)))
     before = cudnn.allow_tf32
-    predict_scores(net, tiny.split(9, 0).images, VIEW)
+    scorer(net, tiny.split(9, 0).images)()
     hook.remove()
     assert seen == [(True, False)]
     assert cudnn.allow_tf32 == before
@@ -79,10 +85,10 @@ def test_scores_are_computed_without_tf32_and_leave_the_setting_alone(net):
 
 def test_the_batches_that_warm_a_capture_up_may_pass_the_last(net):
     net.eval()
-    score = Scorer(net, tiny.split(9, 0).images, VIEW, batch=8)
+    score = scorer(net, tiny.split(9, 0).images, batch_size=8)
     for _ in range(WARM_UP):
         score.work()
-    torch.testing.assert_close(score(), predict_scores(net, tiny.split(9, 0).images, VIEW))
+    torch.testing.assert_close(score(), scorer(net, tiny.split(9, 0).images)())
     assert score.batches < WARM_UP
 
 

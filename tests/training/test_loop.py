@@ -10,15 +10,16 @@ import torch
 import torch.nn.functional as F
 
 from vbcaps import models
-from vbcaps.data import View, load
+from vbcaps.data import load_dataset
 from vbcaps.data.augment import mixup
 from vbcaps.losses import activation_nll_loss
-from vbcaps.training import checkpoint
-from vbcaps.training.checkpoint import RunError, load_weights
+from vbcaps.training.files import read_json
 from vbcaps.training.learner import Learner, NonFinite, epoch_plan
-from vbcaps.training.loop import Interrupted, evaluate, fit, pick_device, predict_scores, prepare
+from vbcaps.training.loop import Interrupted, evaluate, fit, fit_seeds, pick_device, prepare
 from vbcaps.training.muon import Muon
+from vbcaps.training.runfolder import read_metrics, read_recipe, read_result
 from vbcaps.training.step import WARM_UP
+from vbcaps.weights.model import load
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -41,7 +42,9 @@ def finished(tmp_path_factory):
     events = []
     with tiny.in_place_of_data():
         recipe = tiny.recipe(epochs=12, arch=(8, 4, 4, 4), lr=0.03, loss_on="activations")
-        (result,) = fit(recipe, tmp_path_factory.mktemp("run"), device="cpu", tensorboard=True, on_event=events.append)
+        result = fit(
+            recipe, tmp_path_factory.mktemp("run"), device="cpu", tensorboard=True, on_event=events.append
+        ).result
     return result, events
 
 
@@ -52,7 +55,7 @@ def finished(tmp_path_factory):
     "fields", [dict(epochs=40), dict(epochs=30, ema=0.998, arch=(8, 4, 4, 4))], ids=["last", "ema"]
 )
 def test_forty_steps_are_tested_with_statistics_that_fit(tmp_path, fields):
-    (result,) = fit(tiny.recipe(batch=48, lr=0.02, **fields), tmp_path, device="cpu")
+    result = fit(tiny.recipe(batch=48, lr=0.02, **fields), tmp_path, device="cpu").result
     assert result.train_error == 0
     assert result.test.error <= 0.1
 
@@ -193,12 +196,10 @@ def test_there_must_be_another_image_to_blend_with(tiny_data, tmp_path):
 @pytest.mark.parametrize("optimiser", ["adam", "muon"])
 def test_seeds_at_the_same_time_are_the_seeds_alone(tmp_path, optimiser):
     recipe = tiny.recipe(backend="auto", arch=(8, 4, 4, 4), validation=0.25, optimiser=optimiser)
-    fit(recipe, tmp_path / "both", device="cuda", seeds=2)
+    fit_seeds(recipe, tmp_path / "both", 2, device="cuda")
     for seed in (0, 1):
         fit(replace(recipe, seed=seed), tmp_path / f"alone{seed}", device="cuda")
-        both, alone = (
-            load_weights(tmp_path / name / "last.safetensors").net for name in (f"both/seed{seed}", f"alone{seed}")
-        )
+        both, alone = (load(tmp_path / name / "last.safetensors").net for name in (f"both/seed{seed}", f"alone{seed}"))
         for a, b in zip(both.state_dict().values(), alone.state_dict().values(), strict=True):
             assert torch.equal(a, b)
 
@@ -228,31 +229,29 @@ def test_the_folder_explains_itself(finished):
     files = {path.name for path in result.folder.iterdir()}
     written = ("recipe.json", "environment.json", "metrics.csv", "state.safetensors", "last.safetensors", "result.json")
     assert files == {*written, "tensorboard"}
-    assert checkpoint.read_recipe(result.folder) == result.recipe
-    assert checkpoint.read_json(result.folder / "environment.json")["torch"] == torch.__version__
-    rows = checkpoint.read_metrics(result.folder)
+    assert read_recipe(result.folder) == result.recipe
+    assert read_json(result.folder / "environment.json")["torch"] == torch.__version__
+    rows = read_metrics(result.folder)
     assert [row["epoch"] for row in rows] == list(range(1, 13))
     for column in ("loss", "images_per_second"):
         assert [row[column] for row in rows] == [getattr(event, column) for event in events if event.kind == "epoch"]
     assert rows[0]["validation_error"] is None
-    assert checkpoint.read_result(result.folder)["test"]["error"] == result.test.error
+    assert read_result(result.folder)["test"]["error"] == result.test.error
     assert list((result.folder / "tensorboard").iterdir())
 
 
 def test_a_validation_share_chooses_and_the_test_set_stays_closed(tmp_path, monkeypatch):
-    (result,) = fit(tiny.recipe(epochs=3, validation=0.25), tmp_path / "a", device="cpu")
+    result = fit(tiny.recipe(epochs=3, validation=0.25), tmp_path / "a", device="cpu").result
     assert result.test is None
-    rows = checkpoint.read_metrics(tmp_path / "a")
+    rows = read_metrics(tmp_path / "a")
     errors = [row["validation_error"] for row in rows]
     assert result.validation == min(errors)
     assert result.best_epoch == 1 + errors.index(min(errors))
-    best = load_weights(tmp_path / "a" / "best.safetensors")
-    assert best.metadata["epoch"] == result.best_epoch
-    assert best.metadata["test_error"] is None
-    (tested,) = fit(tiny.recipe(epochs=3, validation=0.25, test=True), tmp_path / "b", device="cpu")
-    data = tiny.dataset()
-    again = evaluate(load_weights(tmp_path / "b" / "best.safetensors").net, data.test, best.view, data.classes)
-    assert tested.test == again
+    best = load(tmp_path / "a" / "best.safetensors")
+    assert best.about["epoch"] == result.best_epoch
+    assert best.about["test_error"] is None
+    tested = fit(tiny.recipe(epochs=3, validation=0.25, test=True), tmp_path / "b", device="cpu").result
+    assert tested.test == evaluate(load(tmp_path / "b"), tiny.dataset().test)
 
 
 def test_a_matched_run_stops_at_the_error_it_should_match(tmp_path, monkeypatch):
@@ -260,8 +259,8 @@ def test_a_matched_run_stops_at_the_error_it_should_match(tmp_path, monkeypatch)
         "vbcaps.training.loop.viewpoints", lambda data, axis: (data.train, data.test, tiny.split(15, 9))
     )
     recipe = tiny.recipe(epochs=12, dataset="smallnorb", viewpoint="azimuth", match=0.4, arch=(8, 4, 4, 4))
-    (result,) = fit(recipe, tmp_path, device="cpu")
-    errors = [row["validation_error"] for row in checkpoint.read_metrics(tmp_path)]
+    result = fit(recipe, tmp_path, device="cpu").result
+    errors = [row["validation_error"] for row in read_metrics(tmp_path)]
     assert result.matched
     assert errors[-1] <= 0.4 < min(errors[:-1], default=1.0)
     assert result.epochs == len(errors) < 12
@@ -275,17 +274,17 @@ def test_a_cnn_is_trained_resumed_and_tested_by_the_same_path(tmp_path, monkeypa
     plain: dict = dict(network="cnn", arch=(8, 8, 8, 8), iters=3, backend="auto", ema=0.9, epochs=12)
     plain |= dict(optimiser=optimiser)
     events = []
-    (result,) = fit(tiny.recipe(**plain), tmp_path / "whole", device="cpu", on_event=events.append)
+    model = fit(tiny.recipe(**plain), tmp_path / "whole", device="cpu", on_event=events.append)
+    result, net = model.result, model.net
     assert not [event for event in events if event.kind == "note"]  # it does without kernels for routing
     assert result.test.error <= 0.2
-    net, recipe, classes, view, metadata = load_weights(result.weights)
     assert isinstance(net, models.ConvNet)
-    assert (recipe, metadata["test_error"]) == (result.recipe, result.test.error)
-    assert evaluate(net, tiny.dataset().test, view, classes) == result.test
+    assert (model.recipe, model.about["test_error"]) == (result.recipe, result.test.error)
+    assert evaluate(model, tiny.dataset().test) == result.test
     images = tiny.dataset().test.images
     with torch.no_grad():
-        expected = net(view.test(images)).logits.softmax(1)
-    torch.testing.assert_close(predict_scores(net, images, view), expected)
+        expected = net(model.view.test(images)).logits.softmax(1)
+    torch.testing.assert_close(model.predict(images), expected)
 
     def stop(event):
         if event.kind == "epoch" and event.epoch == 5:
@@ -293,8 +292,7 @@ def test_a_cnn_is_trained_resumed_and_tested_by_the_same_path(tmp_path, monkeypa
 
     with pytest.raises(KeyboardInterrupt):
         fit(tiny.recipe(**plain), tmp_path / "part", device="cpu", on_event=stop)
-    (again,) = fit(tiny.recipe(**plain), tmp_path / "part", device="cpu", resume=True)
-    other = load_weights(again.weights).net.state_dict()
+    other = fit(tiny.recipe(**plain), tmp_path / "part", device="cpu", resume=True).net.state_dict()
     assert all(torch.equal(x, other[name]) for name, x in net.state_dict().items())
 
 
@@ -302,7 +300,7 @@ def test_your_own_images(tmp_path, monkeypatch):
     """A folder of class folders, shapes of two kinds, is learned."""
     image = pytest.importorskip("PIL.Image")
     draw = pytest.importorskip("PIL.ImageDraw")
-    monkeypatch.setattr("vbcaps.training.loop.load", load)
+    monkeypatch.setattr("vbcaps.training.loop.load_dataset", load_dataset)
     generator = torch.Generator().manual_seed(0)
     for kind in ("disc", "square"):
         (tmp_path / "shapes" / kind).mkdir(parents=True)
@@ -313,9 +311,9 @@ def test_your_own_images(tmp_path, monkeypatch):
             (shape.ellipse if kind == "disc" else shape.rectangle)((x, y, x + 12, y + 12), fill=200)
             picture.save(tmp_path / "shapes" / kind / f"{k}.png")
     recipe = tiny.recipe(data=str(tmp_path / "shapes"), epochs=15, arch=(8, 4, 4, 4), standardise="image")
-    (result,) = fit(recipe, tmp_path / "run", device="cpu")
-    assert result.test.error <= 0.2
-    assert load_weights(result.weights).classes == ("disc", "square")
+    model = fit(recipe, tmp_path / "run", device="cpu")
+    assert model.result.test.error <= 0.2
+    assert model.classes == ("disc", "square")
 
 
 def test_a_cpu_without_kernels_is_told_of(tmp_path, monkeypatch):
@@ -343,7 +341,7 @@ def test_a_device_that_is_not_there(name, message, tmp_path):
 
 @pytest.mark.parametrize(("asked", "side"), [(None, 28), (24, 24)])
 def test_images_are_resized_where_a_recipe_says_so(asked, side, monkeypatch):
-    monkeypatch.setattr("vbcaps.training.loop.load", load)
+    monkeypatch.setattr("vbcaps.training.loop.load_dataset", load_dataset)
     data = prepare(tiny.recipe(image_size=asked), None, torch.device("cpu"))
     for split in (data.train, data.test):
         assert split.images.shape[2:] == (side, side)
@@ -362,7 +360,7 @@ def test_a_layer_whose_output_is_not_finite_is_named_with_the_step(tmp_path, mon
     """A layer that fails on one image: in training it is found where that image comes."""
     data, recipe = tiny.dataset(), tiny.recipe(standardise="none", pad=0, epochs=2)
     data.train.images[17] = 255
-    monkeypatch.setattr("vbcaps.training.loop.load", lambda *_, **__: data)
+    monkeypatch.setattr("vbcaps.training.loop.load_dataset", lambda *_, **__: data)
     order, _ = epoch_plan(recipe.seed, 0, 48, 2)
     step = order.tolist().index(17) // 8
     forward = models.ConvStem.forward
@@ -389,48 +387,7 @@ def test_an_update_that_is_not_finite_names_the_weight(tmp_path, monkeypatch):
         fit(tiny.recipe(), tmp_path, device="cpu")
 
 
-# --- weights files ---------------------------------------------------------------------------------------------------
-
-
-def test_a_weights_file_is_all_it_takes(finished):
-    result, _ = finished
-    net, recipe, classes, view, metadata = load_weights(result.folder / "last.safetensors")
-    assert (recipe, classes) == (result.recipe, tiny.CLASSES)
-    assert not net.training
-    assert metadata["epoch"] == 12
-    assert metadata["test_error"] == result.test.error
-    assert metadata["commit"]
-    assert view == replace(recipe.view(), mean=view.mean, std=view.std)
-    assert evaluate(net, tiny.dataset().test, view, classes) == result.test
-
-
-@pytest.mark.parametrize("keep", [0, 7, 500, -3])
-def test_a_truncated_weights_file(finished, tmp_path, keep):
-    path = tmp_path / "short.safetensors"
-    path.write_bytes((finished[0].folder / "last.safetensors").read_bytes()[:keep])
-    with pytest.raises(RunError, match="damaged or no safetensors file"):
-        load_weights(path)
-
-
-def test_weights_that_are_none_or_anothers(finished, tmp_path):
-    from safetensors.torch import save_file
-
-    with pytest.raises(RunError, match=r"cannot read the weights .*: No such file"):
-        load_weights(tmp_path / "none")
-    with pytest.raises(RunError, match=r"is a saved state: use last.safetensors"):
-        load_weights(finished[0].folder / "state.safetensors")
-    save_file({"x": torch.zeros(3)}, tmp_path / "x.safetensors")
-    with pytest.raises(RunError, match="another program's"):
-        load_weights(tmp_path / "x.safetensors")
-    tensors, about = checkpoint.unpack((finished[0].folder / "last.safetensors").read_bytes(), "it")
-    about["recipe"]["arch"] = [8, 4, 4, 6]
-    (tmp_path / "other.safetensors").write_bytes(checkpoint.pack(tensors, about))
-    with pytest.raises(RunError, match=r"of another network: conv_caps2.weight is \(3, 3, 4, 4, 4, 4\), the network's"):
-        load_weights(tmp_path / "other.safetensors")
-    about["recipe"] = {"rooting": "vb"}
-    (tmp_path / "other.safetensors").write_bytes(checkpoint.pack(tensors, about))
-    with pytest.raises(RunError, match="cannot read: a recipe has no field 'rooting'"):
-        load_weights(tmp_path / "other.safetensors")
+# --- what a run gives ---------------------------------------------------------------------------------------------
 
 
 def test_interrupted_has_the_exit_status_of_its_signal(tmp_path):
@@ -441,9 +398,3 @@ def test_interrupted_has_the_exit_status_of_its_signal(tmp_path):
 def test_a_result_is_json(finished):
     text = json.dumps(finished[0].to_json())
     assert str(finished[0].folder.parent) not in text  # a folder that is moved stays true
-    assert (
-        View.from_json(checkpoint.unpack((finished[0].folder / "last.safetensors").read_bytes(), "")[1]["view"]).crop
-        == 20
-    )
-    scores = predict_scores(load_weights(finished[0].weights).net, tiny.dataset().test.images, View(crop=20))
-    torch.testing.assert_close(scores.sum(1), torch.ones(30))

@@ -4,7 +4,10 @@ PyTorch takes seconds to import, so a command imports what needs it when it is r
 the recipe, is a program of its own (``vbcaps.cli.train``).
 """
 
+import csv
 import dataclasses
+import io
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,12 +20,13 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from vbcaps.cli.help import Command, Group
 from vbcaps.cli.report import complain, console, draw, percent, say, say_evaluation, table
-from vbcaps.cli.runs import newest_run, resolved
+from vbcaps.cli.runs import newest_run
 from vbcaps.data import FACTS
 
 if TYPE_CHECKING:
     import torch
 
+    from vbcaps import Model
     from vbcaps.training.recipe import Recipe
     from vbcaps.training.runlog import Data
 
@@ -93,44 +97,51 @@ def evaluate_weights(
     data_folder: DataFolder = None,
     device: Device = "auto",
     picture: Annotated[Path | None, typer.Option(metavar="FILE", help="draw the confusion matrix, as PNG")] = None,
-    record: Annotated[
-        bool, typer.Option("--record", metavar="", help="write what several crops give beside result.json")
+    save: Annotated[
+        bool, typer.Option("--save", metavar="", help="write what several crops give beside result.json")
     ] = False,
 ) -> None:
     """Test a network: its error with a 95% interval, and by class. The recipe is in the weights file."""
-    if record and data is not None:
-        raise typer.BadParameter("a run's record is of its recipe's data: leave --data away", param_hint="--record")
+    if save and data is not None:
+        raise typer.BadParameter(
+            "a run keeps tests of its recipe's data; --save cannot be combined with --data, drop one of them",
+            param_hint="--save",
+        )
     with clear_errors():
+        import vbcaps
         from vbcaps.figures.run import confusion
-        from vbcaps.training.checkpoint import RunError, crops_file, environment, load_weights, write_json
+        from vbcaps.training.environment import environment
+        from vbcaps.training.files import RunError, write_json
         from vbcaps.training.loop import evaluate, prepare
+        from vbcaps.training.runfolder import crops_file
+        from vbcaps.weights.find import weights_file
 
         place, file = check_device(device), weights_file(weights)
-        recorded = crops_file(file, crops) if record else None
-        net, recipe, classes, view, about = load_weights(file, place)
+        kept = crops_file(file, crops) if save else None
+        model = vbcaps.load(file, device=place)
+        recipe, about, channels = model.recipe, model.about, model.net.in_channels
         with console.status(escape(f"reading {data or recipe.data or recipe.dataset}")):
             if data is None:
                 there = prepare(recipe, data_folder, place)
             else:
                 recipe, there = own_images(recipe, data, about, place)
-        has, needs = (there.classes, there.test.images.shape[1]), (classes, net.in_channels)
-        if has != needs:
+        if (there.classes, there.test.images.shape[1]) != (model.classes, channels):
             raise RunError(
-                f"{weights} tells {', '.join(classes)} apart in images of {net.in_channels} channels; "
-                f"the data have {', '.join(there.classes)} in {has[1]}"
+                f"{weights} tells {', '.join(model.classes)} apart in images of {channels} channels; "
+                f"the data have {', '.join(there.classes)} in {there.test.images.shape[1]}"
             )
         try:
             with console.status(f"testing {len(there.test.labels):,} images"):
-                evaluation = evaluate(net, there.test, view, classes, crops=crops)
+                evaluation = evaluate(model, there.test, crops=crops)
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--crops") from error
         say_evaluation(evaluation, f"{recipe.name}, tested on {recipe.data or recipe.dataset} ({there.source})")
         if crops == 1 and data is None and about.get("test_error") is not None:
             say(f"the weights file says {percent(about['test_error'])}")
-        if recorded is not None:
+        if kept is not None:
             about_it = dict(weights=file.name, source=there.source, environment=environment(place, 1))
-            write_json(recorded, evaluation.to_json() | about_it)
-            say(f"wrote {recorded}")
+            write_json(kept, evaluation.to_json() | about_it)
+            say(f"wrote {kept}")
         if picture is not None:
             draw(lambda: confusion(evaluation.to_json(), picture))
 
@@ -138,12 +149,14 @@ def evaluate_weights(
 def own_images(
     recipe: "Recipe", folder: Path, about: dict[str, Any], device: "torch.device"
 ) -> tuple["Recipe", "Data"]:
-    """The recipe with a folder of images to test on, and these: all, but of what it was trained on what was held out.
+    """Return the recipe with a folder of images to test on, and these images.
 
-    The sum of the training images tells, since a folder may have moved; weights without one are known by the path.
+    All of them are tested; of the folder that the network was trained on, those that were held out. The checksum of the
+    training images tells, since a folder may have moved; weights without a checksum are known by the path.
     """
     from vbcaps.data import DataError
     from vbcaps.training.loop import prepare
+    from vbcaps.weights.inputs import side_of
 
     was, total = recipe.data, about.get("data")
     same = was is not None and Path(was).resolve() == folder.resolve()
@@ -160,47 +173,104 @@ def own_images(
     return recipe, prepare(recipe, None, device, whole=True)
 
 
-def side_of(recipe: "Recipe") -> int:
-    """Of the images that its view crops or frames."""
-    return recipe.image_size or (recipe.crop if recipe.data else FACTS[recipe.dataset].side)
-
-
 @app.command(cls=Command)
 def predict(
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="images of any size, or folders of them")],
+    images: Annotated[
+        list[Path],
+        typer.Argument(metavar="IMAGE...", help="pictures of any size, folders of pictures, or .npy files of arrays"),
+    ],
     weights: Annotated[
         Path | None, typer.Option(metavar="PATH", help="weights file, run folder or name; else the newest run in runs/")
     ] = None,
-    picture: Annotated[Path, typer.Option(metavar="FILE", help="the images with their classes, as PNG")] = Path(
-        "predictions.png"
-    ),
+    csv_file: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="write the probability of every class")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="the same as JSON")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="draw the images with their classes, as PNG")
+    ] = None,
     device: Device = "auto",
 ) -> None:
-    """Say what images show: the class of each, its probability, and a picture of the first of them."""
+    """Say what images show: the class of each, and its probability."""
     with clear_errors():
-        from vbcaps.data import image_files, read_images
+        import torch
+
+        import vbcaps
         from vbcaps.figures.run import predictions
-        from vbcaps.training.checkpoint import RunError, load_weights
-        from vbcaps.training.loop import predict_scores
 
         place = check_device(device)
-        path = weights_file(weights or newest_run())
-        net, recipe, classes, view, _ = load_weights(path, place)
-        if net.in_channels not in (1, 3):
-            raise RunError(f"{path} looks at {net.in_channels} channels at once; an image file has 1 or 3")
-        files = [file for image in images for file in image_files(image) if file.resolve() != picture.resolve()]
-        if not files:
-            raise RunError(f"{picture} is the picture that is drawn: name another with --picture, or other images")
-        pixels = read_images(files, side_of(recipe), net.in_channels)
-        scores = predict_scores(net, pixels, view).cpu()
+        model = vbcaps.load(weights or newest_run(), device=place)
+        say(f"weights {model.name}: {model.origin()}")
+        names, parts = read_named(model, images, picture)
+        pixels = torch.cat(parts)
+        scores = model.predict(pixels)
         rows = table("image", "class", numbers=("probability", "next"))
-        for file, score in zip(files, scores, strict=True):
+        for name, score in zip(names, scores, strict=True):
             (first, second), (j, k) = (x.tolist() for x in score.topk(2))
-            rows.add_row(str(file), classes[j], percent(first), f"{classes[k]} {percent(second)}")
-        say(rows, f"by {path}")
-        if len(files) > DRAWN:
-            say(f"the picture has the first {DRAWN} of {len(files):,}")
-        draw(lambda: predictions(pixels[:DRAWN].numpy(), scores[:DRAWN].numpy(), classes, picture))
+            rows.add_row(name, model.classes[j], percent(first), f"{model.classes[k]} {percent(second)}")
+        say(rows)
+        for file, pack in ((csv_file, as_csv), (json_file, as_json)):
+            if file is not None:
+                save_text(file, pack(model, names, scores))
+        if picture is not None:
+            if len(names) > DRAWN:
+                say(f"the picture has the first {DRAWN} of {len(names):,}")
+            shown = pixels[:DRAWN].numpy(), scores[:DRAWN].numpy()
+            draw(lambda: predictions(*shown, model.classes, picture))
+
+
+def read_named(model: "Model", images: list[Path], picture: Path | None) -> tuple[list[str], list["torch.Tensor"]]:
+    """Return the name of each image and their pixels; the picture that will be drawn is left out."""
+    from vbcaps.data import image_files
+    from vbcaps.training.files import RunError
+
+    names: list[str] = []
+    parts: list[torch.Tensor] = []
+    for image in images:
+        if image.suffix.lower() == ".npy":
+            parts.append(model.read(image))
+            count = len(parts[-1])
+            names += [str(image)] if count == 1 else [f"{image}[{k}]" for k in range(count)]
+            continue
+        files = [file for file in image_files(image) if picture is None or file.resolve() != picture.resolve()]
+        if files:
+            parts.append(model.read(files))
+            names += map(str, files)
+    if not names:
+        raise RunError(f"{picture} is the picture that is drawn: name another with --picture, or other images")
+    return names, parts
+
+
+def as_csv(model: "Model", names: list[str], scores: "torch.Tensor") -> str:
+    """Return a table of images: name, class, its probability, and the probability of every class."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["image", "class", "probability", *model.classes])
+    for name, score in zip(names, scores, strict=True):
+        first = int(score.argmax())
+        writer.writerow([name, model.classes[first], *(f"{p:.6f}" for p in [score[first].item(), *score.tolist()])])
+    return text.getvalue()
+
+
+def as_json(model: "Model", names: list[str], scores: "torch.Tensor") -> str:
+    """Return the weights, the classes, and for each image its class and the probability of every class."""
+    rows = [
+        dict(
+            image=name,
+            **{"class": model.classes[int(score.argmax())]},
+            probabilities=dict(zip(model.classes, score.tolist(), strict=True)),
+        )
+        for name, score in zip(names, scores, strict=True)
+    ]
+    content = dict(weights=model.name, trained=model.origin(), classes=model.classes, predictions=rows)
+    return json.dumps(content, indent=2) + "\n"
+
+
+def save_text(file: Path, text: str) -> None:
+    from vbcaps.training.files import write
+
+    write(file, text.encode())
+    say(f"wrote {file}")
 
 
 @app.command(cls=Command)
@@ -305,7 +375,7 @@ def clear_errors() -> Iterator[None]:
     Throughout the package a ``ValueError`` is about an argument: as on any command line, that is exit code 2.
     """
     from vbcaps.data import DataError
-    from vbcaps.training.checkpoint import RunError
+    from vbcaps.training.files import RunError
     from vbcaps.training.loop import NonFinite
 
     try:
@@ -335,25 +405,3 @@ def known_dataset(name: str) -> str:
             f"there is no dataset {name!r}{nearest(name, FACTS)} (`vbcaps data list`)", param_hint="DATASET"
         )
     return name
-
-
-def weights_file(path: Path) -> Path:
-    """The file itself; the weights of a run, the best where a validation share chose them, else the last; or, by their
-    name, weights that come with the package."""
-    path = resolved(path)
-    for file in (path, path / "best.safetensors", path / "last.safetensors"):
-        if file.is_file():
-            return file
-    from vbcaps.training.checkpoint import RunError, seed_folders
-    from vbcaps.weights.shipped import names, shipped_file
-
-    name = str(path)
-    if path.exists() or path.suffix or len(path.parts) > 1:
-        if seeds := seed_folders(path):
-            raise RunError(f"{path} has a run for each seed: choose one, as {seeds[0]}")
-        file = path / "last.safetensors" if path.is_dir() else path
-        return shipped_file(name) if name in names() else file
-    try:
-        return shipped_file(name)
-    except RunError as error:
-        raise RunError(f"{name} is neither a file nor the folder of a run, and {error}") from None

@@ -14,6 +14,7 @@ from rich.console import Console
 from vbcaps.figures import run as pictures
 
 if TYPE_CHECKING:
+    from vbcaps import Model
     from vbcaps.training.loop import Evaluation, Result
 
 console = Console(highlight=False)
@@ -201,24 +202,24 @@ def draw(picture: Callable[[], Path | Sequence[Path]], quiet: bool = False) -> N
         say(f"drew {drawn}")
 
 
-def draw_run(result: "Result", data_folder: Path | None, device: str) -> None:
+def draw_run(model: "Model", data_folder: Path | None) -> None:
     """Draw the pictures of a finished run beside its other files."""
-    from vbcaps.training.checkpoint import load_weights
-    from vbcaps.training.loop import pick_device, predict_scores, prepare
+    from vbcaps.training.loop import prepare
+
+    result = model.result
+    if result is None:
+        return
 
     def pictures_of_run() -> list[Path]:
         drawn = pictures.of_run(result.folder)
-        place = pick_device(device)
-        net, recipe, classes, view, _ = load_weights(result.weights, place)
-        data = prepare(recipe, data_folder, place)
+        data = prepare(result.recipe, data_folder, next(model.parameters()).device)
         split = data.test if result.test is not None or data.validation is None else data.validation
         by_class = split.labels.cpu().argsort(stable=True)
-        some = split.take(by_class[:: max(len(by_class) // SHOWN, 1)][:SHOWN].to(place))
-        scores = predict_scores(net, some.images, view)
-        images, labels = some.images.cpu().numpy(), some.labels.tolist()
+        some = split.take(by_class[:: max(len(by_class) // SHOWN, 1)][:SHOWN].to(split.labels.device))
+        images, labels, scores = some.images.cpu().numpy(), some.labels.tolist(), model.predict(some.images).numpy()
         return [
             *drawn,
-            pictures.predictions(images, scores.cpu().numpy(), classes, result.folder / "predictions.png", labels),
+            pictures.predictions(images, scores, model.classes, result.folder / "predictions.png", labels),
         ]
 
     draw(pictures_of_run, quiet=True)

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from vbcaps.training.runfolder import LATEST
+
 RUNS = Path("runs")
-LATEST = "latest"
 
 
 @contextmanager
@@ -54,23 +55,16 @@ def set_latest(folder: Path) -> None:
     os.replace(beside, latest)
 
 
-def resolved(path: Path) -> Path:
-    """Return the run that ``runs/latest`` leads to; any other path as it is."""
-    if path.name != LATEST or not (path.is_symlink() or path.is_file()):
-        return path
-    return path.with_name(os.readlink(path) if path.is_symlink() else path.read_text().strip())
-
-
 def newest_run() -> Path:
     """Return the run in ``runs/`` whose weights were written last."""
-    from vbcaps.training.checkpoint import RunError
-    from vbcaps.weights.shipped import names
+    from vbcaps.training.files import RunError
+    from vbcaps.weights.find import list_models
 
     found = [*RUNS.glob("*/last.safetensors"), *RUNS.glob("*/seed*/last.safetensors")]
     found = [path for path in found if path.relative_to(RUNS).parts[0] != LATEST]  # the same run again
     if not found:
         raise RunError(
             f"there are no weights in {RUNS}/: train some with `vbcaps train`, or give --weights a file or one of "
-            f"those that come with the package: {', '.join(names())}"
+            f"those that come with the package: {', '.join(list_models())}"
         )
     return max(found, key=lambda path: path.stat().st_mtime).parent

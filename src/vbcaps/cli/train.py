@@ -13,8 +13,9 @@ from vbcaps.cli.help import Command
 from vbcaps.cli.main import DataFolder, Device, check_device, clear_errors
 from vbcaps.cli.progress import Display
 from vbcaps.cli.report import complain, draw_run, say, say_results
-from vbcaps.cli.runs import RUNS, new_run, resolved, set_latest
+from vbcaps.cli.runs import RUNS, new_run, set_latest
 from vbcaps.training.recipe import Recipe
+from vbcaps.training.runfolder import resolved
 
 if TYPE_CHECKING:
     from vbcaps.training.loop import Event
@@ -34,6 +35,10 @@ def train(
     resume: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="go on with the run in this folder, for example runs/latest")
     ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option("--from", metavar="PATH", help="begin with trained weights: a name, a run's folder or a file"),
+    ] = None,
     seeds: Annotated[int, typer.Option(metavar="INT", min=1, help="train this many seeds, from --seed upwards")] = 1,
     device: Device = "auto",
     data_folder: DataFolder = None,
@@ -50,15 +55,19 @@ def train(
     vbcaps train smallnorb_fast --seeds 5
 
     vbcaps train --data photos --epochs 20
+
+    vbcaps train --from fashion --data photos
     """
     if resume is not None and out is not None:
         raise typer.BadParameter("--out cannot be used with --resume: a resumed run stays in its folder")
+    if resume is not None and source is not None:
+        raise typer.BadParameter("--from cannot be used with --resume: a resumed run has its weights")
     wanted = given(fields)
-    chosen = None if resume is not None and recipe is None else changed(recipe or "default", wanted)
+    chosen = None if recipe is None and (resume or source) is not None else changed(recipe or "default", wanted)
     first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts, the first one writes and talks
     quiet = quiet or not first
     with clear_errors():
-        from vbcaps.training.loop import Interrupted, fit
+        from vbcaps.training.loop import Interrupted, Options, fit, fit_seeds
 
         check_device(device)
         if resume is not None:
@@ -66,10 +75,14 @@ def train(
         if chosen is None:
             assert resume is not None
             chosen = dataclasses.replace(recipe_of(resume), **wanted)
-        elif chosen.data is not None:
+        if source is not None and chosen is None:
+            chosen = fine_tuning_of(source, wanted)
+        assert chosen is not None
+        if resume is None and chosen.data is not None:
             from vbcaps.training.own_images import for_own_images
 
-            chosen, sentences = for_own_images(chosen, wanted)
+            of_source = ("crop", "image_size", "epochs", "batch") if source is not None and recipe is None else ()
+            chosen, sentences = for_own_images(chosen, {*wanted, *of_source})
             for sentence in () if quiet else sentences:
                 say(f"{chosen.data}: {sentence}")
         name = Path(chosen.data).resolve().name if chosen.data else chosen.name
@@ -81,29 +94,38 @@ def train(
                         set_latest(folder)
                     display(event)
 
-                results = fit(
-                    chosen,
-                    folder,
+                options = Options(
+                    weights=source,
                     data_folder=data_folder,
                     device=device,
-                    seeds=seeds,
                     resume=resume is not None,
                     tensorboard=tensorboard,
                     on_event=on_event,
                 )
+                one = seeds == 1
+                models = [fit(chosen, folder, **options)] if one else fit_seeds(chosen, folder, seeds, **options)
         except Interrupted as stop:
             again = f"vbcaps train --resume {shlex.quote(str(folder))}" + (f" --seeds {seeds}" if seeds > 1 else "")
             complain(f"interrupted; what was done is saved. Go on with: {again}")
             raise typer.Exit(stop.code) from None
         if first:
-            for result in results:
-                draw_run(result, data_folder, device)
+            for model in models:
+                draw_run(model, data_folder)
         if not quiet:
-            say_results(results)
+            say_results([model.result for model in models if model.result is not None])
+
+
+def fine_tuning_of(source: str, wanted: dict[str, Any]) -> Recipe:
+    """Return the recipe that fine-tunes weights: their network and input, a short schedule, and the fields given."""
+    from vbcaps.weights.file import read_weights
+    from vbcaps.weights.find import weights_file
+    from vbcaps.weights.transfer import fine_tuning
+
+    return fine_tuning(read_weights(weights_file(source)).recipe, **wanted)
 
 
 def recipe_of(folder: Path) -> Recipe:
     """Return the recipe of a run, or that of the first of several seeds in one folder."""
-    from vbcaps.training.checkpoint import read_recipe, seed_folders
+    from vbcaps.training.runfolder import read_recipe, seed_folders
 
     return read_recipe([*seed_folders(folder), folder][0])

@@ -7,10 +7,10 @@ from vbcaps.data.facts import FACTS
 
 if TYPE_CHECKING:
     from vbcaps.data.augment import View
-    from vbcaps.data.catalogue import load
+    from vbcaps.data.catalogue import load_dataset
     from vbcaps.data.dataset import DataError, Dataset, Split, data_folder
     from vbcaps.data.download import FileState, check, fetch
-    from vbcaps.data.folder import image_files, read_image, read_images
+    from vbcaps.data.folder import fit_image, image_files, read_image, read_images
     from vbcaps.data.splits import hold_out, viewpoints
 
 __all__ = [
@@ -23,17 +23,19 @@ __all__ = [
     "check",
     "data_folder",
     "fetch",
+    "fit_image",
     "hold_out",
     "image_files",
-    "load",
+    "load_dataset",
     "read_image",
     "read_images",
     "viewpoints",
 ]
 
 _HOME = dict(
-    View="augment", load="catalogue", DataError="dataset", Dataset="dataset", Split="dataset", data_folder="dataset",
-    FileState="download", check="download", fetch="download", image_files="folder", read_image="folder",
+    View="augment", load_dataset="catalogue", DataError="dataset", Dataset="dataset", Split="dataset", data_folder="dataset",
+    FileState="download", check="download", fetch="download", fit_image="folder", image_files="folder",
+    read_image="folder",
     read_images="folder", hold_out="splits", viewpoints="splits",
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Datasets by name, and the one way in: ``load``."""
+"""Datasets by name, and the one way in: ``load_dataset``."""
 
 import difflib
 from collections.abc import Callable
@@ -25,7 +25,9 @@ LOADERS: dict[str, Callable[..., Dataset]] = {
 }
 
 
-def load(name: str | Path, folder: str | Path | None = None, size: int | None = None, whole: bool = False) -> Dataset:
+def load_dataset(
+    name: str | Path, folder: str | Path | None = None, size: int | None = None, whole: bool = False
+) -> Dataset:
     """Load a dataset by its name, from its files in ``data_folder(folder) / name``; "sample" needs none.
 
     A path to a folder of class folders loads your own images. ``size`` is the height and width of the images; without

@@ -137,18 +137,30 @@ def read_images(paths: list[Path], size: int, channels: int) -> Tensor:
 
 
 def read_image(path: Path, size: int, channels: int) -> Tensor:
-    """Read an image file as uint8 ``channels size size``: upright, on white where transparent, 16 bits as 8."""
+    """Read an image file as uint8 ``channels size size``, see ``fit_image``."""
     with _opened(path) as file:
-        image = ImageOps.exif_transpose(file)
-        if image.mode == "F" or (image.mode == "I" and file.format == "TIFF"):
-            raise DataError(f"{path}: pixels of 32 bits have no agreed range: save it with 8 or 16 bits")
-        if image.mode.startswith("I"):  # 16 bits of grey, which Pillow's own conversion would clip
-            image = Image.fromarray((np.clip(np.asarray(image), 0, 65535) // 257).astype(np.uint8))
-        if image.has_transparency_data:
-            image = image.convert("RGBA")
-            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-        image = image.convert("L" if channels == 1 else "RGB")
-        image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
+        return fit_image(file, size, channels, str(path))
+
+
+def fit_image(image: Image.Image, size: int, channels: int, name: str) -> Tensor:
+    """Return a picture as uint8 ``channels size size``: upright, on white where transparent, 16 bits as 8.
+
+    Args:
+        image: of any size: the shorter side is resized to ``size``, the longer cropped.
+        size: height and width of the result.
+        channels: 1 for grey, 3 for colour.
+        name: of the picture, in errors.
+    """
+    kind = image.format  # a copy does not have it
+    image = ImageOps.exif_transpose(image)
+    if image.mode == "F" or (image.mode == "I" and kind == "TIFF"):
+        raise DataError(f"{name}: pixels of 32 bits have no agreed range: save it with 8 or 16 bits")
+    if image.mode.startswith("I"):  # 16 bits of grey, which Pillow's own conversion would clip
+        image = Image.fromarray((np.clip(np.asarray(image), 0, 65535) // 257).astype(np.uint8))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    image = ImageOps.fit(image.convert("L" if channels == 1 else "RGB"), (size, size), Image.Resampling.BILINEAR)
     return torch.from_numpy(np.array(image)).view(size, size, channels).permute(2, 0, 1).contiguous()
 
 

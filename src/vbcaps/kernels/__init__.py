@@ -4,7 +4,9 @@ Axes: n image, c child, l field (parent position), i child slot, j parent type, 
 of weights.
 """
 
+import functools
 import importlib.util
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -67,9 +69,21 @@ def backend_for(name: str, routing: nn.Module, a: Tensor, pose: Tensor, W: Tenso
     error = refusal(run, routing, a, pose, W, fields)
     if error is None:
         return run
-    if name == "auto":
-        return None
-    raise error
+    if name != "auto":
+        raise error
+    if "could not be built" in str(error) and not torch.compiler.is_compiling():
+        _warn_of_reference(str(error))
+    return None
+
+
+@functools.cache
+def _warn_of_reference(why: str) -> None:
+    """Warn, once in a process, that routing does without its kernels."""
+    warnings.warn(
+        f"capsule routing takes some 20 times as long as it could on this CPU: {why}. To mend that, install a C++ "
+        "compiler (g++ or clang++; CXX names another); to do without this warning, choose backend='reference'",
+        stacklevel=2,
+    )
 
 
 def refusal(

@@ -63,6 +63,7 @@ class Learner:
         classes: int,
         group: Group = ALONE,
         stream: "torch.cuda.Stream | None" = None,
+        begin_with: Callable[[Network], None] | None = None,
     ):
         self.recipe, self.train, self.view, self.group, self.stream = recipe, train, view, group, stream
         self.classes, self.draws = classes, view.draws + (recipe.mixup > 0)
@@ -79,6 +80,8 @@ class Learner:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)
             self.net = recipe.net(train.images.shape[1], classes)
+        if begin_with is not None:  # trained weights in place of random ones
+            begin_with(self.net)
         self.net.to(device)
         self.module: nn.Module = self.net
         if group.size > 1:
@@ -188,7 +191,7 @@ class Learner:
             if not a.is_floating_point():
                 a.copy_(b)
 
-    def part(self) -> None:
+    def disconnect(self) -> None:
         """Let go of what reduces gradients, before the group of processes is left: it may not outlive it.
 
         Its end would destroy the group while it holds Python's lock, for which a thread of the group may be waiting.

@@ -1,4 +1,4 @@
-"""``fit(recipe, folder)``: from a recipe to a folder that explains itself."""
+"""``fit(recipe, folder)``: from a recipe to a trained model, and a folder that explains itself."""
 
 import os
 import signal
@@ -6,19 +6,26 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import TypedDict, Unpack
 
 import torch
 
-from vbcaps.data import Split, hold_out, load, viewpoints
+from vbcaps.data import Split, hold_out, load_dataset, viewpoints
 from vbcaps.kernels.cpu.launch import why_no_library
-from vbcaps.training.checkpoint import RunError, fingerprint, seed_folders
+from vbcaps.training.checkpoint import fingerprint
 from vbcaps.training.distributed import Group, join, leave, started_by_torchrun
-from vbcaps.training.evaluate import Evaluation, Scorer, evaluate, predict_scores, summary
+from vbcaps.training.evaluate import Evaluation, Scorer, evaluate, summary
+from vbcaps.training.files import RunError
 from vbcaps.training.learner import NEVER, Learner, NonFinite, Totals, diagnose
 from vbcaps.training.recipe import Recipe
-from vbcaps.training.runlog import Board, Data, Event, Record, Result, check_folder
+from vbcaps.training.recipes import recipe as named_recipe
+from vbcaps.training.runfolder import seed_folders
+from vbcaps.training.runlog import Board, Data, Event, Result, RunLog, check_folder
+from vbcaps.weights.model import Model
+from vbcaps.weights.transfer import Start
 
 __all__ = [
     "Evaluation",
@@ -28,8 +35,8 @@ __all__ = [
     "Result",
     "evaluate",
     "fit",
+    "fit_seeds",
     "pick_device",
-    "predict_scores",
 ]
 
 READS = 20  # times an epoch that the host waits for the device: to report, to look for NaN, to save
@@ -44,75 +51,147 @@ class Interrupted(Exception):
         super().__init__(f"{name}: the state is saved in {folder}; the same command with --resume goes on")
 
 
+class Options(TypedDict, total=False):
+    """What ``fit`` and ``fit_seeds`` may be told, beside what is trained and where."""
+
+    weights: Model | str | Path | None
+    data_folder: str | Path | None
+    device: str
+    resume: bool
+    deterministic: bool
+    tensorboard: bool
+    on_event: Callable[[Event], None] | None
+
+
 def fit(
-    recipe: Recipe,
-    out: str | Path,
+    recipe: Recipe | str,
+    folder: str | Path,
     *,
+    weights: Model | str | Path | None = None,
     data_folder: str | Path | None = None,
     device: str = "auto",
-    seeds: int = 1,
     resume: bool = False,
     deterministic: bool = True,
     tensorboard: bool = False,
     on_event: Callable[[Event], None] | None = None,
-) -> list[Result]:
-    """Train ``recipe`` with one or more seeds, and test.
+) -> Model:
+    """Train a recipe with its seed, test, and return the trained model.
 
-    Arguments:
-        out: the run's folder; with several seeds, ``out/seed0`` and so on.
-        device: ``auto`` takes a GPU where there is one. Several seeds train there at the same time.
-        resume: go on where the folder's state is; a finished run is not run again.
+    Args:
+        recipe: a ``Recipe``, or the name of one, as ``"smallnorb_fast"``.
+        folder: of the run; it is made, and one that holds a run already is an error unless ``resume`` is given.
+        weights: trained ones to begin with, in place of random ones: a model, or what ``vbcaps.load`` takes (a name, a
+            weights file, the folder of a run). Their network must be the recipe's; the number of channels and the
+            classes may differ: with other classes, the class layer begins anew.
+        data_folder: where datasets lie; else ``VBCAPS_DATA``, else the user's cache.
+        device: ``"auto"`` takes a GPU where there is one; ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
+        resume: go on from the state in the folder, for which ``weights`` are no longer needed; a finished run is
+            not run again.
         deterministic: the same seed gives the same bits on the same device, cuDNN's convolutions included.
-        tensorboard: write its event files as well.
+        tensorboard: write TensorBoard's event files, too.
         on_event: is told of progress. With torchrun only the first process tells, and writes.
+
+    Returns:
+        The model, on the device and in eval mode; ``model.result`` has the test error, and the files of the run.
+
+    Example:
+        >>> import vbcaps
+        >>> model = vbcaps.fit("default", "runs/mine")  # doctest: +SKIP
+        >>> model.result.test.error  # doctest: +SKIP
+        0.116
     """
-    out, place = Path(out), pick_device(device)
+    recipe, folder = named_recipe(recipe) if isinstance(recipe, str) else recipe, Path(folder)
+    options = Options(
+        weights=weights, data_folder=data_folder, device=device, resume=resume, deterministic=deterministic,
+        tensorboard=tensorboard, on_event=on_event,
+    )  # fmt: skip
+    (model,) = _fit(folder, [recipe], [folder], **options)
+    return model
+
+
+def fit_seeds(recipe: Recipe | str, folder: str | Path, seeds: int, **options: Unpack[Options]) -> list[Model]:
+    """Train a recipe with several seeds, and return the model of each. On one GPU all train at the same time.
+
+    Args:
+        recipe: a ``Recipe``, or the name of one; its ``seed`` is the first.
+        folder: gets a folder for each run: ``seed0``, ``seed1`` and so on.
+        seeds: how many.
+        options: those of ``fit``.
+
+    Returns:
+        The models, in the order of their seeds.
+
+    Example:
+        >>> import vbcaps
+        >>> models = vbcaps.fit_seeds("default", "runs/three", 3)  # doctest: +SKIP
+        >>> [model.result.test.error for model in models]  # doctest: +SKIP
+        [0.116, 0.121, 0.118]
+    """
+    recipe, folder = named_recipe(recipe) if isinstance(recipe, str) else recipe, Path(folder)
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, got {seeds}")
     recipes = [replace(recipe, seed=recipe.seed + k) for k in range(seeds)]
-    folders = [out] if seeds == 1 else [out / f"seed{r.seed}" for r in recipes]
+    return _fit(folder, recipes, [folder / f"seed{r.seed}" for r in recipes], **options)
+
+
+def _fit(
+    out: Path,
+    recipes: list[Recipe],
+    folders: list[Path],
+    *,
+    weights: Model | str | Path | None = None,
+    data_folder: str | Path | None = None,
+    device: str = "auto",
+    resume: bool = False,
+    deterministic: bool = True,
+    tensorboard: bool = False,
+    on_event: Callable[[Event], None] | None = None,
+) -> list[Model]:
+    """Train recipes that differ in their seeds, each in its folder: ``out`` itself, or one of several there."""
+    place = pick_device(device)
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = deterministic, not deterministic
     group = join(place)
     if group.writes:
         if resume and not out.is_dir():
             raise RunError(f"there is no run to resume in {out}")
-        if resume and seeds > 1 and (out / "recipe.json").exists():
-            raise RunError(f"{out} is one run: resume it without --seeds (seeds=)")
-        if resume and seeds == 1 and seed_folders(out):
-            raise RunError(f"{out} has a folder for each seed: resume them with --seeds (seeds=), or one by its folder")
-        for r, folder in zip(recipes, folders, strict=True):
-            check_folder(r, folder, resume)
-    data = prepare(recipe, data_folder, place)
+        if resume and folders != [out] and (out / "recipe.json").exists():
+            raise RunError(f"{out} is one run: resume it without --seeds (`fit`)")
+        if resume and folders == [out] and seed_folders(out):
+            raise RunError(f"{out} has a folder for each seed: resume them with --seeds (`fit_seeds`), or one of them")
+        for recipe, folder in zip(recipes, folders, strict=True):
+            check_folder(recipe, folder, resume)
+    start = None if weights is None else Start.of(weights, recipes[0])
+    data = prepare(recipes[0], data_folder, place)
     send = on_event if on_event is not None and group.writes else lambda event: None
     together = place.type == "cuda" and group.size == 1
     if together:
         torch.cuda.synchronize(place)  # each run has a stream of its own, and the data must be there
     with listening() as stop, leaving(group):
         runs = []
-        for r, folder in zip(recipes, folders, strict=True):
+        for recipe, folder in zip(recipes, folders, strict=True):
             stream = torch.cuda.Stream(place) if together else None
-            runs.append((train(r, folder, data, group, stream, resume, tensorboard, stop, send), stream))
-        return in_turns(runs) if together else [result for one in runs for result in in_turns([one])]
+            runs.append((train(recipe, folder, data, group, stream, start, resume, tensorboard, stop, send), stream))
+        return in_turns(runs) if together else [model for one in runs for model in in_turns([one])]
 
 
-def in_turns(runs: list[tuple[Generator[None, None, Result], "torch.cuda.Stream | None"]]) -> list[Result]:
+def in_turns(runs: list[tuple[Generator[None, None, Model], "torch.cuda.Stream | None"]]) -> list[Model]:
     """Let each run take a step, again and again, until all have ended; then raise what the first to fail raised."""
-    results: dict[int, Result] = {}
+    models: dict[int, Model] = {}
     errors: dict[int, Exception] = {}
-    while len(results) + len(errors) < len(runs):
+    while len(models) + len(errors) < len(runs):
         for k, (steps, stream) in enumerate(runs):
-            if k in results or k in errors:
+            if k in models or k in errors:
                 continue
             try:
                 with nullcontext() if stream is None else torch.cuda.stream(stream):
                     next(steps)
             except StopIteration as end:
-                results[k] = end.value
+                models[k] = end.value
             except Exception as error:
                 errors[k] = error
     if errors:
         raise errors[min(errors)]
-    return [results[k] for k in sorted(results)]
+    return [models[k] for k in sorted(models)]
 
 
 def train(
@@ -121,73 +200,75 @@ def train(
     data: Data,
     group: Group,
     stream: "torch.cuda.Stream | None",
+    start: Start | None,
     resume: bool,
     tensorboard: bool,
     stop: "Stop",
     send: Callable[[Event], None],
-) -> Generator[None, None, Result]:
-    """A run. It yields after every step, so that several can share a GPU."""
-    learner = Learner(recipe, data.train, data.view, len(data.classes), group, stream)
-    record = Record(recipe, folder, data, learner)
+) -> Generator[None, None, Model]:
+    """Run one seed. It yields after every step, so that several can share a GPU."""
+    begin = None if start is None else partial(start, classes=data.classes)
+    learner = Learner(recipe, data.train, data.view, len(data.classes), group, stream, begin)
+    log = RunLog(recipe, folder, data, learner, None if start is None else start.about)
     try:
-        return (yield from loop(learner, record, resume, tensorboard, stop, send))
+        return (yield from loop(learner, log, resume, tensorboard, stop, send))
     finally:
-        record.close()
-        learner.part()
+        log.close()
+        learner.disconnect()
 
 
 def loop(
     learner: Learner,
-    record: Record,
+    log: RunLog,
     resume: bool,
     tensorboard: bool,
     stop: "Stop",
     send: Callable[[Event], None],
-) -> Generator[None, None, Result]:
+) -> Generator[None, None, Model]:
     """Epochs of steps, each epoch with its validation and its files; the test at the end."""
-    recipe, folder, data, group = record.recipe, record.folder, record.data, record.group
-    if record.finished():
-        send(record.event("note", message=f"{folder} is finished, there is nothing to do"))
-        return record.read_result()
-    record.open(resume)
+    recipe, folder, data, group = log.recipe, log.folder, log.data, log.group
+    if log.finished():
+        send(log.event("note", message=f"{folder} is finished, there is nothing to do"))
+        return log.finished_model()
+    log.open(resume)
     board = Board(folder, learner.epoch) if tensorboard and group.writes else None
     validate = scorer(learner, data.validation, data.classes)
     if slow := why_slow(recipe, data.train.labels.device):
-        send(record.event("note", message=slow))
-    if record.steps_done:
-        send(record.event("note", message=f"goes on from {record.steps_done} steps done"))
-    send(record.event("start"))
+        send(log.event("note", message=slow))
+    if log.steps_done:
+        send(log.event("note", message=f"goes on from {log.steps_done} steps done"))
+    send(log.event("start"))
     every = max(learner.steps // READS, 1)
-    while learner.epoch < recipe.epochs and not record.matched:
-        record.begin_epoch()
+    while learner.epoch < recipe.epochs and not log.matched:
+        log.begin_epoch()
         while learner.step < learner.steps:
             learner()
             yield
             if learner.step % every == 0 or (stop.signal and group.size == 1):
-                send(record.event("step", sound(learner, record)))
-                wish = group.largest(2 if stop.signal else int(record.due()), data.train.labels.device)
+                send(log.event("step", sound(learner, log)))
+                wish = group.largest(2 if stop.signal else int(log.due()), data.train.labels.device)
                 if wish:
-                    record.save()
+                    log.save()
                 if wish == 2:
                     raise Interrupted(stop.signal or signal.SIGTERM, folder)
-        totals, speed = sound(learner, record), record.epoch_speed()
+        totals, speed = sound(learner, log), log.epoch_speed()
         validation = None if validate is None else validate().error
-        record.end_epoch(totals, speed, validation)
-        send(record.event("epoch", totals, validation))
+        log.end_epoch(totals, speed, validation)
+        send(log.event("epoch", totals, validation))
         if board is not None:
-            board.write(record.rows[-1])
-    chosen = record.choose()
-    test, familiar = (scorer(learner, split, data.classes) for split in record.to_test())
-    result = record.finish(chosen, test and test(), familiar and familiar())
-    send(record.event("end", result=result))
-    return result
+            board.write(log.rows[-1])
+    chosen = log.choose()
+    test, familiar = (scorer(learner, split, data.classes) for split in log.to_test())
+    model = log.finish(chosen, test and test(), familiar and familiar())
+    send(log.event("end", result=model.result))
+    return model
 
 
-def sound(learner: Learner, record: Record) -> Totals:
+def sound(learner: Learner, log: RunLog) -> Totals:
     """The epoch so far, or ``NonFinite``: then the run goes back to its state to find where that began."""
     totals = learner.totals()
     if totals.bad != NEVER:
-        record.load()
+        log.restore()
         learner.begin()
         raise diagnose(learner, totals.bad)
     return totals
@@ -203,28 +284,28 @@ def why_slow(recipe: Recipe, device: torch.device) -> str:
 
 
 def scorer(learner: Learner, split: Split | None, classes: tuple[str, ...]) -> Callable[[], Evaluation] | None:
-    """A function that evaluates the weights as they are; each process takes every so-manieth image."""
+    """Return a function that evaluates the present weights; of w processes each takes every w-th image."""
     if split is None:
         return None
     group, mine = learner.group, split
     if group.size > 1:  # alone it takes no copy: several seeds share the data
         mine = split.take(torch.arange(group.rank, len(split.labels), group.size, device=split.labels.device))
-    score = Scorer(learner.weights, mine.images, learner.view, stream=learner.stream)
+    score = Scorer(learner.weights, mine.images, learner.view, len(classes), stream=learner.stream)
     return lambda: summary(score(), mine.labels, classes, group=group)
 
 
 def prepare(recipe: Recipe, folder: str | Path | None, device: torch.device, whole: bool = False) -> Data:
     """The parts of the recipe's data, on the device; ``whole``: all of a folder of images is the test."""
     if recipe.data is not None:
-        dataset = load(Path(recipe.data).resolve(), size=recipe.image_size or recipe.crop, whole=whole)
+        dataset = load_dataset(Path(recipe.data).resolve(), size=recipe.image_size or recipe.crop, whole=whole)
     else:
-        dataset = load(recipe.dataset, folder, recipe.image_size)
+        dataset = load_dataset(recipe.dataset, folder, recipe.image_size)
     train, test = dataset.train, dataset.test
     familiar: Split | None = None
     if recipe.viewpoint is not None:
         train, familiar, test = viewpoints(dataset, recipe.viewpoint)
     elif recipe.data is None and recipe.dataset == "affnist":
-        familiar = load("mnist", folder).test
+        familiar = load_dataset("mnist", folder).test
     validation = familiar if recipe.match else dataset.validation
     if recipe.validation and not whole:
         train, validation = hold_out(train, recipe.validation, recipe.split, recipe.hold_out)

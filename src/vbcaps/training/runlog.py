@@ -1,4 +1,4 @@
-"""What a run writes down: its position, its rows, the best weights so far; and what it tells of them."""
+"""What a run writes into its folder, and what it tells while it goes on: position, rows, the best weights so far."""
 
 import dataclasses
 import json
@@ -8,12 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import vbcaps
 from vbcaps.data import Split, View
-from vbcaps.training import checkpoint
-from vbcaps.training.checkpoint import RunError
+from vbcaps.models import current_names
+from vbcaps.training.checkpoint import State, check_same, pack_state, unpack_state
+from vbcaps.training.environment import commit, environment, with_resumption
 from vbcaps.training.evaluate import Evaluation
+from vbcaps.training.files import RunError, Writer, check_writable, lock, read_json, write, write_json
 from vbcaps.training.learner import NEVER, Learner, Totals
 from vbcaps.training.recipe import Recipe
+from vbcaps.training.runfolder import pack_metrics
+from vbcaps.weights.file import pack_weights, unpack_weights
+from vbcaps.weights.model import Model, model_of
+from vbcaps.weights.tensors import copy_tensors, pack_tensors
 
 
 class Data(NamedTuple):
@@ -80,7 +87,7 @@ def check_folder(recipe: Recipe, folder: Path, resume: bool) -> None:
     if not resume and any((folder / name).exists() for name in ("state.safetensors", "result.json")):
         raise RunError(f"{folder} already holds a run: resume it, or choose another folder")
     if resume and (folder / "recipe.json").exists():
-        checkpoint.check_same(checkpoint.read_json(folder / "recipe.json"), recipe, folder)
+        check_same(read_json(folder / "recipe.json"), recipe, folder)
 
 
 class Moment(NamedTuple):
@@ -90,13 +97,25 @@ class Moment(NamedTuple):
     steps: int  # done by then
 
 
-class Record:
-    """The folder of one run, as its learner goes on. Only the first of several processes writes."""
+class RunLog:
+    """The folder of one run while its learner goes on. Only the first of several processes writes.
 
-    def __init__(self, recipe: Recipe, folder: Path, data: Data, learner: Learner):
+    Args:
+        recipe: of the run.
+        folder: of the run.
+        data: the parts of its data.
+        learner: what is trained.
+        began_with: the trained weights that the learner began with (``weights``, their name, and ``sum``, a checksum);
+            None for random ones.
+    """
+
+    def __init__(
+        self, recipe: Recipe, folder: Path, data: Data, learner: Learner, began_with: dict[str, Any] | None = None
+    ):
         self.recipe, self.folder, self.data, self.learner, self.group = recipe, folder, data, learner, learner.group
+        self.began_with = began_with
         self.device = data.train.labels.device
-        self.writer = checkpoint.Writer()
+        self.writer = Writer()
         self.held: int | None = None  # the folder, while this run is open
         self.rows: list[dict[str, Any]] = []
         self.best: dict[str, Any] | None = None  # the row with the lowest validation error
@@ -119,45 +138,61 @@ class Record:
     def open(self, resume: bool) -> None:
         """Go on from the state, or begin; either way see first that there is room."""
         if self.group.writes:
-            size = len(checkpoint.pack(self.learner.tensors(), {}))
-            checkpoint.check_writable(self.folder, 4 * size)  # state, last, best, and the one being written
-            self.held = checkpoint.lock(self.folder)
+            size = len(pack_tensors(self.learner.tensors(), {}))
+            check_writable(self.folder, 4 * size)  # state, last, best, and the one being written
+            self.held = lock(self.folder)
             check_folder(self.recipe, self.folder, resume)  # again: another run may have ended meanwhile
         if resume and self.has("state.safetensors"):
-            self.load()
+            self.restore()
+            self.write_environment(resume)
         else:
+            self.check_weights(resume)
+            self.write_environment(resume)  # first: it says which weights a run without a state must begin with
             if self.group.writes:
-                checkpoint.write_json(self.folder / "recipe.json", self.recipe.to_json())
+                write_json(self.folder / "recipe.json", self.recipe.to_json())
             self.save()
             self.wait()
         if self.group.writes:
-            about, file = checkpoint.environment(self.device, self.group.size), self.folder / "environment.json"
-            if resume and file.exists():
-                about = checkpoint.went_on(checkpoint.read_json(file), about)
-            checkpoint.write_json(file, about)
-            checkpoint.write(self.folder / "metrics.csv", checkpoint.pack_metrics(self.rows))
+            write(self.folder / "metrics.csv", pack_metrics(self.rows))
         self.began = self.saved = time.perf_counter()
         self.first = self.steps_done
         self.seen = Moment(self.began, self.first)
 
-    def load(self) -> None:
+    def write_environment(self, resume: bool) -> None:
+        """Say where the run runs and, where it begins, which weights it begins with."""
+        if not self.group.writes:
+            return
+        now, file = environment(self.device, self.group.size), self.folder / "environment.json"
+        if resume and file.exists():
+            now = with_resumption(read_json(file), now)
+        elif self.began_with is not None:
+            now |= dict(began_with=self.began_with)
+        write_json(file, now)
+
+    def check_weights(self, resume: bool) -> None:
+        """A run that was killed before its first state begins again, which takes the weights that it began with."""
+        file = self.folder / "environment.json"
+        before = read_json(file).get("began_with") if resume and self.group.writes and file.exists() else None
+        if before is not None and self.began_with != before:
+            raise RunError(
+                f"{self.folder} was to begin with the weights {before['weights']} and has no state yet: train anew, "
+                "with these weights, in another folder"
+            )
+
+    def restore(self) -> None:
+        """Go back to the saved state."""
         self.wait()
         path = self.folder / "state.safetensors"
-        tensors, state = checkpoint.unpack(self.group.read(path, self.device), str(path))
-        if state.get("format") != checkpoint.STATE:
-            raise RunError(f"{path} is not the state of a run")
-        try:
-            recipe, images, epoch, step = (state[key] for key in ("recipe", "data", "epoch", "step"))
-            self.rows, self.best = state["rows"], state["best"]
-            self.seconds, self.epoch_seconds = state["seconds"], state["epoch_seconds"]
-        except KeyError as error:
-            raise RunError(f"{path} is damaged: its header has no {error}") from error
-        checkpoint.check_same(recipe, self.recipe, self.folder)
-        if images != self.data.sum:
+        tensors, state = unpack_state(self.group.read(path, self.device), str(path))
+        self.rows, self.best, self.began_with = state.rows, state.best, state.began_with
+        self.seconds, self.epoch_seconds = state.seconds, state.epoch_seconds
+        epoch, step = state.epoch, state.step
+        check_same(state.recipe, self.recipe, self.folder)
+        if state.data != self.data.sum:
             raise RunError(f"{self.folder} was trained on other images than are there now ({self.data.source})")
         if len(self.rows) != epoch or not (0 <= epoch <= self.recipe.epochs and 0 <= step <= self.learner.steps):
             raise RunError(f"{path} is damaged: it stands at epoch {epoch}, step {step}, with {len(self.rows)} rows")
-        checkpoint.put(self.learner.tensors(), tensors, str(path))
+        copy_tensors(self.learner.tensors(), current_names(tensors), str(path))
         self.learner.bad.fill_(NEVER)
         if not self.group.writes:
             self.learner.sums.zero_()  # the first process has those of all
@@ -185,12 +220,13 @@ class Record:
     def pack_state(self) -> bytes:
         """All that is needed to go on, in one file that is replaced in one step."""
         tensors = self.learner.tensors() | {"sums": self.group.sum(self.learner.sums)}
-        state = dict(
-            format=checkpoint.STATE, recipe=self.recipe.to_json(), data=self.data.sum,
+        state = State(
+            recipe=self.recipe.to_json(), data=self.data.sum,
             epoch=self.learner.epoch, step=self.learner.step, rows=self.rows, best=self.best, seconds=self.elapsed(),
             epoch_seconds=time.perf_counter() - self.turned.time if self.learner.step else 0.0,
+            began_with=self.began_with,
         )  # fmt: skip
-        return checkpoint.pack(tensors, state)
+        return pack_state(tensors, state)
 
     def due(self) -> bool:
         """Whether it is time to save within an epoch; the first process's clock counts."""
@@ -220,29 +256,31 @@ class Record:
         learner.sums.zero_()
         state = self.pack_state()
         if self.group.writes:
-            weights, metrics = self.pack_weights(row), checkpoint.pack_metrics(self.rows)
+            weights, metrics = self.pack_weights(row), pack_metrics(self.rows)
             files = {"best.safetensors": weights} if better else {}
             files |= {"last.safetensors": weights, "state.safetensors": state, "metrics.csv": metrics}
             self.writer({self.folder / name: content for name, content in files.items()})
         self.saved = time.perf_counter()
 
     def pack_weights(self, row: dict[str, Any], test: float | None = None) -> bytes:
-        about = dict(epoch=row["epoch"], validation_error=row["validation_error"], test_error=test, data=self.data.sum)
-        return checkpoint.pack_weights(self.learner.weights, self.recipe, self.data.classes, self.data.view, **about)
+        about = dict(
+            epoch=row["epoch"], validation_error=row["validation_error"], test_error=test, data=self.data.sum,
+            version=vbcaps.__version__, commit=commit(),
+        )  # fmt: skip
+        if self.began_with is not None:
+            about |= dict(began_with=self.began_with)
+        return pack_weights(self.learner.weights, self.recipe, self.data.classes, self.data.view, about)
 
     def choose(self) -> str:
-        """The weights that count, best on the validation part or last: gives the learner them, returns their name."""
+        """Give the learner the weights that count, the best on the validation part or the last; return their name."""
         self.wait()
         if self.best is None:
             return "last.safetensors"
         path = self.folder / "best.safetensors"
         if not self.has(path.name):
             raise RunError(f"{path} is missing, and with it the weights that were best in validation")
-        checkpoint.put(
-            self.learner.weights.state_dict(),
-            checkpoint.unpack(self.group.read(path, self.device), str(path))[0],
-            str(path),
-        )
+        kept = unpack_weights(self.group.read(path, self.device), str(path))
+        copy_tensors(self.learner.weights.state_dict(), kept.tensors, str(path))
         return path.name
 
     def to_test(self) -> tuple[Split | None, Split | None]:
@@ -250,7 +288,8 @@ class Record:
         tested = self.recipe.test or not self.recipe.validation
         return (self.data.test, self.data.familiar) if tested else (None, None)
 
-    def finish(self, chosen: str, test: Evaluation | None, familiar: Evaluation | None) -> Result:
+    def finish(self, chosen: str, test: Evaluation | None, familiar: Evaluation | None) -> Model:
+        """Write the tested weights and the result; return them as a model."""
         last = self.rows[-1]
         result = Result(
             seed=self.recipe.seed, folder=self.folder, recipe=self.recipe,
@@ -261,19 +300,32 @@ class Record:
             matched=self.matched if self.recipe.match else None, test=test, familiar=familiar,
             weights=self.folder / chosen, source=self.data.source,
         )  # fmt: skip
+        weights = self.pack_weights(self.best or last, None if test is None else test.error)
         if self.group.writes:
-            weights = self.pack_weights(self.best or last, None if test is None else test.error)
-            checkpoint.write(self.folder / chosen, weights)
-            checkpoint.write_json(self.folder / "result.json", result.to_json())
-        return result
+            write(result.weights, weights)
+            write_json(self.folder / "result.json", result.to_json())
+        return self.model(weights, result)
+
+    def model(self, content: bytes, result: Result) -> Model:
+        """Return the model in a weights file of this run; only the first process need have the file."""
+        return model_of(unpack_weights(content, str(result.weights)), result.weights, self.device, result=result)
+
+    def finished_model(self) -> Model:
+        """Return the model of a run that is finished."""
+        result = self.read_result()
+        try:
+            content = self.group.read(result.weights, self.device)
+        except OSError as error:
+            raise RunError(f"cannot read the weights {result.weights}: {error.strerror}") from error
+        return self.model(content, result)
 
     def read_result(self) -> Result:
         path = self.folder / "result.json"
         try:
             fields = json.loads(self.group.read(path, self.device))
-            for part in ("test", "familiar"):
-                if fields[part] is not None:
-                    fields[part] = Evaluation.from_json(fields[part])
+            for split in ("test", "familiar"):
+                if fields[split] is not None:
+                    fields[split] = Evaluation.from_json(fields[split])
             fields |= dict(folder=self.folder, recipe=self.recipe, weights=self.folder / fields["weights"])
             return Result(**fields)
         except (ValueError, KeyError, TypeError) as error:

@@ -24,7 +24,7 @@ from vbcaps.kernels.backend import (
 from vbcaps.kernels.cpu import build
 from vbcaps.kernels.cpu.build import library
 from vbcaps.kernels.norm import plain_batch_norm
-from vbcaps.kernels.triton import triton_interprets
+from vbcaps.kernels.triton import constant, triton_interprets
 from vbcaps.routing.fields import Fields
 
 
@@ -46,6 +46,9 @@ class _VBPrior(ctypes.Structure):
     ]  # fmt: skip
 
 
+NOT_BUILT = "could not be built"
+
+
 class Cpu:
     """The C++ kernels, see ``Backend``. The rows of a pose lie together for several images: poses are ``p n r``."""
 
@@ -58,7 +61,7 @@ class Cpu:
         if triton_interprets():
             return "is switched off by TRITON_INTERPRET=1, which gives every tensor on the CPU to Triton"
         if why := why_no_library():
-            return f"could not be built: {why}"
+            return f"{NOT_BUILT}: {why}"
         return None
 
     # --- around the routing -----------------------------------------------------------------------------------------
@@ -191,7 +194,7 @@ class Cpu:
         _call("em_grad_parent", rj, S, m, last_m, *betas, *last, *U, *g, terms, iters, t, glogit, *sizes)
 
 
-@torch.compiler.assume_constant_result
+@constant
 def why_no_library() -> str | None:
     """Return why there are no kernels for CPUs on this machine, or None where there are."""
     return build.why_no_library()

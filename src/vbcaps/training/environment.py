@@ -1,0 +1,58 @@
+"""Where a run ran: commit, command, versions, device."""
+
+import functools
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import vbcaps
+
+
+@functools.cache
+def commit() -> str:
+    """Return the commit of the running source; ``VBCAPS_COMMIT`` where the source is no repository."""
+    if named := os.environ.get("VBCAPS_COMMIT"):
+        return named
+    here = Path(__file__).parent
+    try:
+        git = subprocess.run(
+            ["git", "-C", str(here), "describe", "--always", "--dirty"], capture_output=True, text=True, timeout=10
+        )
+        tracked = subprocess.run(["git", "-C", str(here), "ls-files", "--error-unmatch", __file__], capture_output=True)
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return git.stdout.strip() if git.returncode == 0 == tracked.returncode else "unknown"
+
+
+def environment(device: torch.device, processes: int) -> dict[str, Any]:
+    """Return what ``environment.json`` says; its note is the text of ``VBCAPS_NOTE``, such as a shared GPU."""
+    import safetensors
+
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    return dict(
+        vbcaps=vbcaps.__version__,
+        commit=commit(),
+        command=[Path(sys.argv[0]).name, *sys.argv[1:]],
+        device=gpu or platform.processor() or platform.machine(),
+        device_type=device.type,
+        processes=processes,
+        threads=torch.get_num_threads(),
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.machine()}",
+        torch=torch.__version__,
+        cuda=torch.version.cuda,
+        cudnn=torch.backends.cudnn.version() if device.type == "cuda" else None,
+        safetensors=safetensors.__version__,
+        note=os.environ.get("VBCAPS_NOTE", ""),
+    )
+
+
+def with_resumption(first: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """Return the environment in which a run began, with the present one under "resumed", each different one once."""
+    resumed = first.get("resumed", [])
+    return first | dict(resumed=resumed if now in resumed else [*resumed, now])

@@ -1,0 +1,89 @@
+"""The folder of a run: its files, and how to read them.
+
+    recipe.json         what was trained
+    environment.json    with what: commit, command, versions, device, the weights it began with; "resumed" has the same
+                        for each time the run went on
+    metrics.csv         a row for each epoch
+    state.safetensors   everything a run needs to go on; the position and the rows so far are JSON in its header
+    last.safetensors    weights; their recipe, classes and view are in the header, so the file is enough to use them
+    best.safetensors    the same with the lowest validation error, where there is a validation share
+    result.json         the last file to be written: the run is finished
+    crops5.json         a test of the same weights on the mean of 5 crops, where `vbcaps eval --save` made one
+
+Nothing here needs PyTorch.
+"""
+
+import csv
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+from vbcaps.training.files import RunError, read_json
+from vbcaps.training.recipe import Recipe
+
+LATEST = "latest"  # in runs/, leads to the run begun last
+COLUMNS = ("epoch", "loss", "train_error", "validation_error", "lr", "seconds", "images_per_second")
+
+
+def read_recipe(folder: Path) -> Recipe:
+    """Return the recipe of a run."""
+    try:
+        return Recipe.from_json(read_json(Path(folder) / "recipe.json"))
+    except (ValueError, TypeError) as error:
+        raise RunError(f"{folder}/recipe.json: {error}") from error
+
+
+def seed_folders(folder: Path) -> list[Path]:
+    """Return the runs of several seeds in a folder, in the order of their seeds; none where it is a run itself."""
+    if (folder / "recipe.json").exists():
+        return []
+    found = [path.parent for path in folder.glob("seed*/recipe.json") if path.parent.name[4:].isdigit()]
+    return sorted(found, key=lambda path: int(path.name[4:]))
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """Return the fields of ``result.json``."""
+    return read_json(Path(folder) / "result.json")
+
+
+def crops_file(weights: Path, crops: int) -> Path:
+    """Return the file for a test of a run's weights on several crops, beside ``result.json``.
+
+    Args:
+        weights: a weights file in a run's folder; ``result.json`` there must have a test of it on one crop.
+        crops: how many crops, above 1.
+    """
+    if crops < 2:
+        raise RunError(f"the test on one crop is in result.json already: crops must be above 1, got {crops}")
+    folder = weights.parent
+    result = read_result(folder)
+    if result["test"] is None or result["weights"] != weights.name:
+        raise RunError(f"{folder}/result.json has no test of {weights.name}: only a test of tested weights is saved")
+    return folder / f"crops{crops}.json"
+
+
+def read_metrics(folder: Path) -> list[dict[str, float | None]]:
+    """Return the rows of ``metrics.csv``; a value is None where its column is empty."""
+    path = Path(folder) / "metrics.csv"
+    try:
+        with open(path, newline="") as file:
+            return [{k: float(v) if v else None for k, v in row.items()} for row in csv.DictReader(file)]
+    except (OSError, ValueError) as error:
+        raise RunError(f"cannot read {path}: {error}") from error
+
+
+def pack_metrics(rows: list[dict[str, Any]]) -> bytes:
+    """Return ``metrics.csv`` with these rows."""
+    text = io.StringIO(newline="")
+    table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    return text.getvalue().encode()
+
+
+def resolved(path: Path) -> Path:
+    """Return the run that ``runs/latest`` leads to; any other path as it is."""
+    if path.name != LATEST or not (path.is_symlink() or path.is_file()):
+        return path
+    return path.with_name(os.readlink(path) if path.is_symlink() else path.read_text().strip())

@@ -1,0 +1,75 @@
+"""Weights files: the tensors of a network, with recipe, classes and view in the header, so that the file is enough."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+import vbcaps
+from vbcaps.data import View
+from vbcaps.models import Network, current_names
+from vbcaps.training.files import RunError
+from vbcaps.training.recipe import Recipe
+from vbcaps.weights.tensors import pack_tensors, unpack_tensors
+
+FORMAT = "vbcaps weights 1"
+
+
+class Contents(NamedTuple):
+    """What a weights file holds."""
+
+    tensors: dict[str, Tensor]  # the network's state_dict
+    recipe: Recipe
+    classes: tuple[str, ...]
+    view: View
+    in_channels: int
+    about: dict[str, Any]  # epoch, validation and test error, checksum of the data, version, commit
+
+
+def pack_weights(net: Network, recipe: Recipe, classes: tuple[str, ...], view: View, about: dict[str, Any]) -> bytes:
+    """Return a weights file.
+
+    Args:
+        net: the network whose ``state_dict`` is written.
+        recipe: how the network is made and was trained.
+        classes: the names of its classes, in the order of its output.
+        view: how images become its input.
+        about: anything else, as JSON has it.
+    """
+    header = dict(
+        format=FORMAT,
+        recipe=recipe.to_json(),
+        classes=list(classes),
+        view=dataclasses.asdict(view),
+        in_channels=net.in_channels,
+        metadata=about,
+    )
+    return pack_tensors(net.state_dict(), header)
+
+
+def unpack_weights(content: bytes, file: str) -> Contents:
+    """Return what a weights file holds; ``file`` is its name in errors."""
+    tensors, header = unpack_tensors(content, file)
+    if header.get("format") != FORMAT:
+        saved = str(header.get("format")).startswith("vbcaps state")
+        kind = "a saved state: use last.safetensors beside it" if saved else "another program's"
+        raise RunError(f"{file} has no vbcaps weights, it is {kind}")
+    try:
+        recipe, view = Recipe.from_json(header["recipe"]), View.from_json(header["view"])
+        classes = tuple(header["classes"])
+        return Contents(current_names(tensors), recipe, classes, view, header["in_channels"], header["metadata"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{file} has a header that this version ({vbcaps.__version__}) cannot read: {error}") from error
+
+
+def read_weights(path: Path) -> Contents:
+    """Return what the weights file at ``path`` holds; a file of anything else is an error that says what it is."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        state, last = (path.parent / name for name in ("state.safetensors", "last.safetensors"))
+        begun = state.exists() and not last.exists()
+        hint = f"; its run has not come to the end of an epoch: vbcaps train --resume {path.parent}" if begun else ""
+        raise RunError(f"cannot read the weights {path}: {error.strerror}{hint}") from error
+    return unpack_weights(content, str(path))

@@ -1,0 +1,254 @@
+"""A trained network as one object: what ``vbcaps.load`` reads, ``vbcaps.fit`` returns and the command line uses.
+
+Axes: n image, c class.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+import vbcaps
+from vbcaps.data import View
+from vbcaps.layers import Capsules
+from vbcaps.models import ConvNet, Network, Scores
+from vbcaps.training.files import RunError, write
+from vbcaps.training.recipe import Recipe
+from vbcaps.weights import find
+from vbcaps.weights.file import Contents, pack_weights, read_weights
+from vbcaps.weights.inputs import read_pixels, side_of
+from vbcaps.weights.tensors import copy_tensors
+from vbcaps.weights.transfer import class_names, transfer, view_of
+
+if TYPE_CHECKING:
+    from vbcaps.training.runlog import Result
+
+
+class Model(nn.Module):
+    """A trained network with everything it takes to use it.
+
+    ``model(x)`` runs the network on standardised float images ``n channels height width``, as ``view.test`` makes them,
+    and returns its output (``Capsules``, or ``Scores`` of a ``ConvNet``). ``model.predict(images)`` takes images as
+    they are.
+
+    Args:
+        net: the network.
+        recipe: how the network is made and was trained.
+        classes: the names of its classes, in the order of its output.
+        view: how uint8 images become its input.
+        about: what else is known: epoch, validation and test error, version, commit.
+        file: the weights file it was read from, if it was.
+        result: what the training gave, where ``vbcaps.fit`` made the model.
+
+    Example:
+        >>> import torch, vbcaps
+        >>> model = vbcaps.load("fashion_small")
+        >>> images = torch.randint(0, 256, (4, 28, 28), dtype=torch.uint8)
+        >>> model.predict(images).shape
+        torch.Size([4, 10])
+    """
+
+    def __init__(
+        self,
+        net: Network,
+        recipe: Recipe,
+        classes: Sequence[str],
+        view: View,
+        about: dict[str, Any] | None = None,
+        *,
+        file: Path | None = None,
+        result: "Result | None" = None,
+    ):
+        super().__init__()
+        self.net = net
+        self.recipe, self.classes, self.view = recipe, tuple(classes), view
+        self.about, self.file, self.result = dict(about or {}), file, result
+
+    def forward(self, x: Tensor) -> Capsules | Scores:  # n channels height width
+        """Run the network on standardised images; the gradient goes through."""
+        return self.net(x)
+
+    @torch.no_grad()
+    def predict(self, images: Any, *, batch_size: int = 256, crops: int = 1) -> Tensor:
+        """Return the probability of each class for each image.
+
+        Resizing, cropping and standardising are done here, in evaluation mode, which ends with the call.
+
+        Args:
+            images: a NumPy array or tensor ``h w``, ``h w c``, ``c h w``, ``n h w``, ``n h w c`` or ``n c h w``, uint8
+                or float; a PIL image; the path of a picture, of a ``.npy`` file, or of a folder of pictures; or a list
+                of any of these. Images may have any size: the shorter side is resized, the longer cropped. Floats lie
+                in [0, 1] where no value of the call is above 1, else in [0, 255]. One and three channels become each
+                other as the network needs; a network of two (smallNORB) takes arrays of two.
+            batch_size: how many images the network sees at a time.
+            crops: 1 for the central crop; 5 or a square number for the mean over several.
+
+        Returns:
+            Probabilities as a float tensor ``n c`` on the CPU, in the order of ``classes``; ``1 c`` for one image.
+
+        Example:
+            >>> import numpy as np, vbcaps
+            >>> model = vbcaps.load("fashion_small")
+            >>> scores = model.predict(np.random.rand(60, 40, 3))
+            >>> model.classes[scores[0].argmax()] in model.classes
+            True
+        """
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        pixels, weight = self.read(images), next(self.net.parameters())
+        with evaluating(self), exact_convolutions():
+            found = [self._scores(part.to(weight.device), crops, weight.dtype) for part in pixels.split(batch_size)]
+        return torch.cat(found)
+
+    def _scores(self, pixels: Tensor, crops: int, dtype: torch.dtype) -> Tensor:
+        x = self.view.crops(pixels, crops).to(dtype)  # k n channel y x
+        scores = probabilities(self.net, self.net(x.flatten(0, 1)))
+        return scores.unflatten(0, x.shape[:2]).mean(0).float().cpu()
+
+    def read(self, images: Any) -> Tensor:
+        """Return any images, as ``predict`` takes them, as the bytes that ``view`` crops: uint8 ``n channels y x``."""
+        return read_pixels(images, side_of(self.recipe), self.net.in_channels)
+
+    def save(self, path: str | Path) -> Path:
+        """Write a weights file, which ``vbcaps.load(path)`` reads to the same bits; return its path.
+
+        Args:
+            path: of the file. Its folder must exist; a file that is there is replaced in one step.
+        """
+        path = Path(path)
+        write(path, pack_weights(self.net, self.recipe, self.classes, self.view, self.about))
+        return path
+
+    @property
+    def name(self) -> str:
+        """The name by which ``vbcaps.load`` finds it, or the path of its file, or the name of its recipe."""
+        if self.file is None:
+            return self.recipe.name
+        return self.file.stem if self.file.parent == find.FOLDER else str(self.file)
+
+    def origin(self) -> str:
+        """Return where the weights come from and how they were trained, in one line."""
+        r, about = self.recipe, self.about
+        said = []
+        if "epoch" in about:
+            said.append(f"{about['epoch']} epoch{'s' if about['epoch'] > 1 else ''} of {r.name}")
+        if start := about.get("began_with"):
+            said.append(f"begun with {start['weights']}")
+        if self.file is not None and self.file.parent == find.FOLDER:
+            said.append(f"in the package, vbcaps {vbcaps.__version__}")
+        elif self.file is not None and self.file.exists():
+            written = time.localtime(self.file.stat().st_mtime)
+            said.append(time.strftime("written %Y-%m-%d %H:%M", written))
+        if start and "epoch" not in about:
+            said.append("not trained since")
+        if about.get("commit"):
+            said.append(f"commit {about['commit']}")
+        return ", ".join(said) if said else "not trained yet"
+
+    def __repr__(self) -> str:
+        r, net = self.recipe, self.net
+        kind = f"{type(net).__name__} {{{','.join(map(str, r.arch))}}}" + (" residual" if r.stem == "residual" else "")
+        if r.network == "caps":
+            kind += f", {ROUTING_NAMES[r.routing]} routing in {r.iters} iteration{'s' if r.iters > 1 else ''}"
+        kind += f", {sum(p.numel() for p in net.parameters()):,} parameters"
+        many = len(self.classes) > 12
+        told = ", ".join(self.classes[:12]) + (f" and {len(self.classes) - 12} more" if many else "")
+        side, crop = side_of(r), self.view.crop
+        of = f", out of images of {side} x {side}" if side != crop else ""
+        channels = f"{net.in_channels} channel{'s' if net.in_channels > 1 else ''}"
+        lines = [("tells apart", told), ("network", kind), ("input", f"{channels} of {crop} x {crop}{of}")]
+        if self.about.get("test_error") is not None:
+            where = f"the images in {r.data}" if r.data else r.dataset
+            lines.append(("test error", f"{100 * self.about['test_error']:.2f}% on {where}"))
+        lines.append(("trained", self.origin()))
+        lines.append(("to use it", "model.predict(images)"))
+        return "\n".join([self.name, *(f"  {what:11s} {text}" for what, text in lines)])
+
+
+ROUTING_NAMES = {"vb": "VB", "em": "EM", "dynamic": "Dynamic"}
+
+
+def load(
+    name: str | Path,
+    num_classes: int | None = None,
+    in_channels: int | None = None,
+    *,
+    classes: Sequence[str] | None = None,
+    device: str | torch.device = "cpu",
+) -> Model:
+    """Return a trained network, in eval mode.
+
+    Args:
+        name: one of ``vbcaps.list_models()``, a weights file, or the folder of a run.
+        num_classes: another number of classes: the trained capsules, with a fresh class layer that must be trained.
+        in_channels: another number of channels: the first convolution's weights are spread over them so that images
+            whose channels are equal give the response they gave.
+        classes: the names of the new classes; without it they are "0", "1" and so on.
+        device: where the network is to be.
+
+    Returns:
+        The model, with ``net``, ``recipe``, ``classes``, ``view`` and ``about`` (its test error and more).
+
+    Example:
+        >>> import vbcaps
+        >>> vbcaps.load("smallnorb").classes
+        ('animal', 'human', 'airplane', 'truck', 'car')
+        >>> vbcaps.load("fashion", num_classes=3, in_channels=3).net(torch.randn(2, 3, 32, 32)).logits.shape
+        torch.Size([2, 3])
+    """
+    file = find.weights_file(name)
+    contents = read_weights(file)
+    names = class_names(contents.classes, num_classes, classes)
+    channels = contents.in_channels if in_channels is None else in_channels
+    if names == contents.classes and channels == contents.in_channels:
+        return model_of(contents, file, device)
+    net = contents.recipe.net(channels, len(names))
+    transfer(contents, net, str(name), fresh=names != contents.classes)
+    view = view_of(contents.view, channels)
+    about = dict(began_with=dict(weights=str(name)))
+    return Model(net, contents.recipe, names, view, about).to(device).eval()
+
+
+def model_of(
+    contents: Contents, file: Path, device: str | torch.device = "cpu", result: "Result | None" = None
+) -> Model:
+    """Return the model that a weights file holds, in eval mode; torch's random numbers stay as they are."""
+    try:
+        with torch.random.fork_rng(devices=[]):
+            net = contents.recipe.net(contents.in_channels, len(contents.classes))
+    except (TypeError, ValueError) as error:
+        raise RunError(f"{file} has a header that this version ({vbcaps.__version__}) cannot read: {error}") from error
+    copy_tensors(net.state_dict(), contents.tensors, str(file))
+    model = Model(net, contents.recipe, contents.classes, contents.view, contents.about, file=file, result=result)
+    return model.to(device).eval()
+
+
+def probabilities(net: Network, out: Capsules | Scores) -> Tensor:
+    """Return probabilities ``n c`` from the output of a network.
+
+    A softmax of the logits where these have a learned scale; where not, each class's share of the activation.
+    """
+    if isinstance(net, ConvNet) or net.class_caps.scale is not None:
+        return out.logits.softmax(1)
+    return out.activations / out.activations.sum(1, keepdim=True)
+
+
+@contextmanager
+def evaluating(net: nn.Module) -> Iterator[None]:
+    """Put a network into eval mode; afterwards each of its modules is in the mode it was in."""
+    modes = [(module, module.training) for module in net.modules()]
+    net.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def exact_convolutions() -> Any:
+    """Return a context in which a GPU convolves as a CPU does: deterministic, without TF32."""
+    return torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False)

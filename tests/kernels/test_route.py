@@ -1,0 +1,41 @@
+"""Which code serves a routing call, and what is said where the slow one has to."""
+
+import warnings
+
+import pytest
+import torch
+
+from vbcaps import CapsNet
+from vbcaps.kernels import route
+
+
+@pytest.fixture
+def no_compiler(monkeypatch):
+    """As on a CPU without a compiler, in a new process."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(route, "why_no_library", lambda: "there is no C++ compiler")
+    route.warn_of_reference.cache_clear()
+    yield
+    route.warn_of_reference.cache_clear()
+
+
+def run(**options):
+    with torch.no_grad():
+        return CapsNet((4, 2, 2, 2), 1, 3, 20, **options).eval()(torch.zeros(1, 1, 20, 20))
+
+
+def test_a_cpu_without_a_compiler_is_slow_and_says_so_once(no_compiler):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        run()
+        run()
+    (message,) = {str(one.message) for one in told}
+    assert "some 20 times as long: there is no C++ compiler. Install a C++ compiler" in message
+    assert len(told) == 1
+
+
+def test_nothing_is_said_where_the_reference_is_asked_for_or_kernels_would_not_serve(no_compiler):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(backend="reference")
+        CapsNet((4, 2, 2, 2), 1, 3, 20).double().eval()(torch.zeros(1, 1, 20, 20, dtype=torch.float64))
