@@ -73,7 +73,9 @@ def test_names_and_shapes_that_differ_are_counted(tmp_path):
     path = tmp_path / "w.safetensors"
     path.write_bytes(pack_weights(recipe.net(1, 3), recipe, tiny.CLASSES, recipe.view(), {}))
     tensors, about = unpack_tensors(path.read_bytes(), "it")
-    tensors["more"] = tensors.pop("scale")
+    tensors["more"] = tensors.pop("class_caps.scale")
     path.write_bytes(pack_tensors(tensors, about))
-    with pytest.raises(RunError, match=r"w\.safetensors is of another network: scale is missing; more is not known$"):
+    with pytest.raises(
+        RunError, match=r"w\.safetensors is of another network: class_caps\.scale is missing; more is not known$"
+    ):
         load(path)

@@ -55,7 +55,7 @@ def test_the_capsules_are_the_trained_ones_and_the_class_layer_is_fresh(source):
     trained = [k for k in old.net.state_dict() if not k.startswith(CLASS_LAYERS)]
     assert set(trained) <= set(same)
     assert "class_caps.weight" not in same
-    assert new.net.scale.item() == 1 != old.net.scale.item()
+    assert new.net.class_caps.scale.item() == 1 != old.net.class_caps.scale.item()
     assert new.about == dict(began_with=dict(weights=str(source)))
     assert "begun with" in str(new)
 
@@ -214,9 +214,9 @@ def test_another_network_is_named_before_anything_is_written(source, shifted_dat
 
 def test_a_loss_on_activations_has_no_scale_to_copy(source, shifted_data, tmp_path):
     recipe = tiny.recipe(epochs=1, arch=(8, 4, 4, 4), loss_on="activations")
-    assert fit(recipe, tmp_path / "a", device="cpu", weights=source).net.scale is None
+    assert fit(recipe, tmp_path / "a", device="cpu", weights=source).net.class_caps.scale is None
     with tiny.in_place_of_data():
-        assert fit(recipe, tmp_path / "b", device="cpu", weights=source).net.scale is None
+        assert fit(recipe, tmp_path / "b", device="cpu", weights=source).net.class_caps.scale is None
 
 
 SIDES = dict(affnist=28, cifar10=32, fashion=28, smallnorb=36, svhn=32)  # of the images they were trained on

@@ -33,7 +33,8 @@ __all__ = [
 ]
 
 _HOME = dict(
-    View="augment", load_dataset="catalogue", DataError="dataset", Dataset="dataset", Split="dataset", data_folder="dataset",
+    View="augment", load_dataset="catalogue", DataError="dataset", Dataset="dataset", Split="dataset",
+    data_folder="dataset",
     FileState="download", check="download", fetch="download", fit_image="folder", image_files="folder",
     read_image="folder",
     read_images="folder", hold_out="splits", viewpoints="splits",

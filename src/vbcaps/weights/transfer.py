@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from vbcaps.weights.model import Model
 
 CLASS_LAYERS = ("class_caps.", "head.")  # of CapsNet, of ConvNet
+SCALE = "class_caps.scale"
 SHAPE = ("network", "arch", "stem", "routing", "norm_pose", "precision", "learn")  # fields that decide what is learned
 
 
@@ -54,9 +55,9 @@ def transfer(source: Contents, net: Network, name: str, *, fresh: bool) -> None:
     """
     into = {k: x for k, x in net.state_dict().items() if not (fresh and k.startswith(CLASS_LAYERS))}
     given = {k: x for k, x in source.tensors.items() if not (fresh and k.startswith(CLASS_LAYERS))}
-    if not fresh and ("scale" in into) != ("scale" in given):  # a loss on logits learns a scale, another has none
-        into.pop("scale", None)
-        given.pop("scale", None)
+    if not fresh and (SCALE in into) != (SCALE in given):  # a loss on logits learns a scale, another loss has none
+        into.pop(SCALE, None)
+        given.pop(SCALE, None)
     given = {k: _spread(x, into[k], source, net) if k in into else x for k, x in given.items()}
     copy_tensors(into, given, name)
 
