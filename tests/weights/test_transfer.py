@@ -13,7 +13,6 @@ from vbcaps.data import Dataset, Split
 from vbcaps.training.files import RunError, read_json
 from vbcaps.training.loop import Event, Interrupted, fit, fit_seeds
 from vbcaps.training.recipe import Recipe
-from vbcaps.training.runfolder import read_metrics
 from vbcaps.weights.transfer import CLASS_LAYERS, fine_tuning
 
 
@@ -114,19 +113,23 @@ def test_numbers_of_classes_and_channels_that_there_cannot_be(source, options, m
 
 
 def test_a_shifted_problem_is_learned_faster_from_trained_weights(source, shifted_data, tmp_path):
-    recipe = tiny.recipe(epochs=3, arch=(8, 4, 4, 4), lr=0.01)
-    scratch = fit(recipe, tmp_path / "scratch", device="cpu")
-    tuned = fit(recipe, tmp_path / "tuned", device="cpu", weights=source)
-    before, after = (read_metrics(tmp_path / name) for name in ("scratch", "tuned"))
-    assert tuned.classes == ("low", "high", "mid")
-    assert after[0]["loss"] < 0.8 * before[0]["loss"]  # in the first six steps
-    assert after[-1]["loss"] < before[-1]["loss"]
-    assert tuned.result.test.error < scratch.result.test.error
+    """In 18 steps, over three seeds: a single one is chance in part."""
+    recipe = tiny.recipe(epochs=3, arch=(8, 4, 4, 4), lr=0.003)
+    losses = {"scratch": 0.0, "tuned": 0.0}
+    for seed in range(3):
+        for name, weights in (("scratch", None), ("tuned", source)):
+            model = fit(replace(recipe, seed=seed), tmp_path / name / str(seed), device="cpu", weights=weights)
+            assert model.classes == ("low", "high", "mid")
+            losses[name] += model.result.loss
+            assert ("began_with" in model.about) == (name == "tuned")
+    assert losses["tuned"] < 0.8 * losses["scratch"]
+
+
+def test_a_fine_tuning_says_what_it_began_with(source, shifted_data, tmp_path):
+    tuned = fit(tiny.recipe(epochs=1, arch=(8, 4, 4, 4)), tmp_path / "tuned", device="cpu", weights=source)
     about = read_json(tmp_path / "tuned" / "environment.json")["began_with"]
     assert about["weights"] == str(source / "last.safetensors")
     assert tuned.about["began_with"] == about
-    assert "began_with" not in read_json(tmp_path / "scratch" / "environment.json")
-    assert "began_with" not in scratch.about
 
 
 def test_the_same_weights_by_path_by_model_and_the_class_layer_of_the_same_classes(source, shifted_data, tmp_path):
