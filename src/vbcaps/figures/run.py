@@ -34,7 +34,7 @@ def of_run(folder: Path) -> list[Path]:
 
 def curves(folders: Sequence[Path], path: Path) -> Path:
     """Loss and error over epochs from each folder's ``metrics.csv``: one thin line per run."""
-    figure = _figure(9.0, 3.4)
+    figure = new_figure(9.0, 3.4)
     loss_axes, error_axes = figure.subplots(1, 2)
     named: set[str] = set()
     for folder in folders:
@@ -62,7 +62,7 @@ def curves(folders: Sequence[Path], path: Path) -> Path:
         if axes is error_axes:
             axes.set_ylim(bottom=0)
             axes.legend(frameon=False)
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def confusion(evaluation: dict[str, Any], path: Path) -> Path:
@@ -73,7 +73,7 @@ def confusion(evaluation: dict[str, Any], path: Path) -> Path:
         raise ValueError(f"confusion must be {k} by {k} for {k} classes, got {counts.shape}")
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     side = min(3.0 + 0.42 * k, 14.0)
-    figure = _figure(side, side)
+    figure = new_figure(side, side)
     axes = figure.subplots()
     axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
     axes.set_xticks(range(k), names, rotation=45, ha="right", rotation_mode="anchor", parse_math=False)
@@ -85,7 +85,7 @@ def confusion(evaluation: dict[str, Any], path: Path) -> Path:
     _label(axes, f"{100 * evaluation['error']:.2f}% error on {counts.sum()} images", "predicted", "true class")
     axes.grid(False)
     axes.tick_params(length=0)
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def predictions(
@@ -103,28 +103,28 @@ def predictions(
         )
     columns = min(len(images), 6)
     rows = -(-len(images) // columns)
-    figure = _figure(1.7 * columns if len(images) > 1 else 3.0, 2.0 * rows if len(images) > 1 else 3.2)
+    figure = new_figure(1.7 * columns if len(images) > 1 else 3.0, 2.0 * rows if len(images) > 1 else 3.2)
     grid = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes in grid:
         axes.axis("off")
     for axes, image, probability, k in zip(grid, images, probabilities, range(len(images)), strict=False):
         best = int(probability.argmax())
-        axes.imshow(_as_picture(image), interpolation="nearest", cmap="gray", vmin=0, vmax=255)
+        axes.imshow(picture_of(image), interpolation="nearest", cmap="gray", vmin=0, vmax=255)
         title, colour = f"{classes[best]}\n{100 * probability[best]:.0f}%", GREY
         if labels is not None:
             right = best == labels[k]
             colour = GREEN if right else RED
             title += "" if right else f", is {classes[labels[k]]}"
         axes.set_title(title, color=colour, fontsize=8, parse_math=False)
-    return _save(figure, path)
+    return save(figure, path)
 
 
-def _as_picture(image: np.ndarray) -> np.ndarray:
+def picture_of(image: np.ndarray) -> np.ndarray:
     """c h w as matplotlib wants it: colour where there are three channels, else the channels side by side in grey."""
     return image.transpose(1, 2, 0) if len(image) == 3 else np.concatenate(list(image), axis=1)
 
 
-def _figure(width: float, height: float) -> "Figure":
+def new_figure(width: float, height: float) -> "Figure":
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -151,7 +151,7 @@ def _say(axes: "Axes", text: str) -> None:
     axes.set_yticks([])
 
 
-def _save(figure: Any, path: Path) -> Path:
+def save(figure: Any, path: Path) -> Path:
     """Draw in memory and put the file in place at once: a picture is whole or not there."""
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png")
