@@ -1,4 +1,4 @@
-"""README's Python, one block after the other, on a CPU."""
+"""The Python in README.md and docs/, one block after the other, on a CPU; and that links lead somewhere."""
 
 import re
 from pathlib import Path
@@ -6,20 +6,39 @@ from pathlib import Path
 import pytest
 import torch
 
-TEXT = (Path(__file__).parents[1] / "README.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+ROOT = Path(__file__).parents[1]
+PAGES = ("README.md", "docs/library.md", "docs/training.md", "docs/speed.md", "docs/choices.md", "CONTRIBUTING.md")
 NEEDS = (".cuda()", "fit(", "runs/")  # a GPU, minutes, a run
 
 
-def test_blocks_run_in_their_order(monkeypatch):
+@pytest.mark.parametrize("page", ["README.md", "docs/library.md"])
+def test_blocks_run_in_their_order(page, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    names, ran = {"labels": torch.randint(10, (8,))}, 0
-    for block in BLOCKS:
+    torch.manual_seed(0)
+    names, ran = {"images": torch.randint(0, 256, (4, 30, 40), dtype=torch.uint8)}, 0
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL):
         if not any(word in block for word in NEEDS):
-            photos = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
-            names["images"] = photos if "predict(" in block else torch.rand(8, 1, 28, 28)
             exec(block, names)
             ran += 1
-    assert ran >= 6
-    assert names["scores"].sum(1).tolist() == pytest.approx([1.0] * 4)
-    assert names["mine"](torch.randn(4, 3, 40, 52)).logits.shape == (4, 3)
+    if page == "README.md":
+        assert ran >= 1
+        assert names["probabilities"].sum(1).tolist() == pytest.approx([1.0] * 4)
+        assert names["mean"].shape == names["variance"].shape == (8, 10, 16)
+        assert names["loss"].isfinite()
+    else:
+        assert ran >= 6
+        assert names["frames"].shape == (3, 4, 1, 28, 28)
+        assert names["bound"].shape == (8,)
+        assert set(names["trace"].layers) == {"conv_caps1", "conv_caps2", "class_caps"}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_files(page):
+    path = ROOT / page
+    links = re.findall(r"\]\(([^)#]+)\)", path.read_text())
+    missing = [link for link in links if "://" not in link and not (path.parent / link).exists()]
+    assert missing == []
+
+
+def test_the_front_page_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 200

@@ -260,7 +260,7 @@ def test_predict_says_class_and_probability_and_draws_where_asked(trained):
         assert f"a_{name}.png {name} " in said
     rows = said[said.index("next") :]
     assert rows.count("%") == 6
-    assert said.startswith(f"weights {folder / 'last.safetensors'}: 16 epochs of default, written 2")
+    assert said.startswith(f"weights {folder / 'last.safetensors'}: 12 epochs of default, written 2")
     assert Path("seen.png").exists()
     known, before = images / "circle" / "0.png", sorted(Path().iterdir())
     assert f"{known} circle" in run("predict", known, "--weights", folder / "last.safetensors")
@@ -389,7 +389,7 @@ def test_train_from_weights_has_their_network_and_a_short_schedule(trained, few)
     _, folder, _ = trained
     said = run("train", "--from", folder, "--data", few, "--epochs", 1, "--batch", 8, "--device", "cpu")
     assert "epoch 1/1" in said
-    out = Path("runs/shapes-0")
+    out = Path("runs/shapes-1")
     recipe, source = read_recipe(out), read_recipe(folder)
     assert (recipe.arch, recipe.crop, recipe.standardise) == (source.arch, source.crop, source.standardise)
     assert (recipe.name, recipe.optimiser, recipe.lr, recipe.epochs) == ("default_tuned", "adamw", 0.002, 1)
@@ -397,7 +397,7 @@ def test_train_from_weights_has_their_network_and_a_short_schedule(trained, few)
     assert start["weights"] == str((folder / "last.safetensors").resolve())
     assert "begun with" in str(vbcaps.load(out))
     assert "is finished" in run("train", "--resume", out)
-    assert "--from cannot be combined with --resume" in run("train", "--resume", out, "--from", folder, code=2)
+    assert "--from cannot be used with --resume" in run("train", "--resume", out, "--from", folder, code=2)
     said = run("train", "default", "--from", folder, "--data", few, "--device", "cpu", code=1)
     assert "another network (arch is (16, 4, 4, 4), the recipe's (32, 8, 8, 8))" in said
     assert "did you mean 'fashion'" in run("train", "--from", "fashon", code=1)

@@ -72,12 +72,11 @@ def train(
         check_device(device)
         if resume is not None:
             resume = resolved(resume)
-        if chosen is None:
+        if chosen is None and source is not None:
+            chosen = fine_tuning_of(source, wanted)
+        elif chosen is None:
             assert resume is not None
             chosen = dataclasses.replace(recipe_of(resume), **wanted)
-        if source is not None and chosen is None:
-            chosen = fine_tuning_of(source, wanted)
-        assert chosen is not None
         if resume is None and chosen.data is not None:
             from vbcaps.training.own_images import for_own_images
 

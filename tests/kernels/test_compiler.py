@@ -1,22 +1,22 @@
-"""Which code serves a routing call, and what is said where the slow one has to."""
+"""What is said where the reference has to serve a call for want of a compiler."""
 
 import warnings
 
 import pytest
 import torch
 
-from vbcaps import CapsNet
-from vbcaps.kernels import route
+from vbcaps import CapsNet, kernels
+from vbcaps.kernels.cpu import launch
 
 
 @pytest.fixture
 def no_compiler(monkeypatch):
     """As on a CPU without a compiler, in a new process."""
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setattr(route, "why_no_library", lambda: "there is no C++ compiler")
-    route.warn_of_reference.cache_clear()
+    monkeypatch.setattr(launch, "why_no_library", lambda: "there is no C++ compiler")
+    kernels._warn_of_reference.cache_clear()
     yield
-    route.warn_of_reference.cache_clear()
+    kernels._warn_of_reference.cache_clear()
 
 
 def run(**options):
@@ -30,7 +30,8 @@ def test_a_cpu_without_a_compiler_is_slow_and_says_so_once(no_compiler):
         run()
         run()
     (message,) = {str(one.message) for one in told}
-    assert "some 20 times as long: there is no C++ compiler. Install a C++ compiler" in message
+    assert "there is no C++ compiler" in message
+    assert "install a C++ compiler" in message
     assert len(told) == 1
 
 
