@@ -22,8 +22,8 @@ EVALUATION = dict(
 def figure(monkeypatch: pytest.MonkeyPatch):
     """The last figure that was drawn, before it became a PNG."""
     seen = []
-    save = pictures._save
-    monkeypatch.setattr(pictures, "_save", lambda figure, path: seen.append(figure) or save(figure, path))
+    save = pictures.save
+    monkeypatch.setattr(pictures, "save", lambda figure, path: seen.append(figure) or save(figure, path))
     return lambda: seen[-1]
 
 

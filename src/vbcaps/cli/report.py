@@ -204,6 +204,8 @@ def draw(picture: Callable[[], Path | Sequence[Path]], quiet: bool = False) -> N
 
 def draw_run(model: "Model", data_folder: Path | None) -> None:
     """Draw the pictures of a finished run beside its other files."""
+    from vbcaps.figures.capsules import capsules
+    from vbcaps.models import CapsNet
     from vbcaps.training.loop import prepare
 
     result = model.result
@@ -217,9 +219,12 @@ def draw_run(model: "Model", data_folder: Path | None) -> None:
         by_class = split.labels.cpu().argsort(stable=True)
         some = split.take(by_class[:: max(len(by_class) // SHOWN, 1)][:SHOWN].to(split.labels.device))
         images, labels, scores = some.images.cpu().numpy(), some.labels.tolist(), model.predict(some.images).numpy()
-        return [
-            *drawn,
-            pictures.predictions(images, scores, model.classes, result.folder / "predictions.png", labels),
-        ]
+        drawn.append(pictures.predictions(images, scores, model.classes, result.folder / "predictions.png", labels))
+        if isinstance(model.net, CapsNet):
+            right = [k for k, label in enumerate(labels) if scores[k].argmax() == label]
+            k = right[0] if right else 0
+            path = result.folder / "capsules.png"
+            drawn.append(capsules(model, some.images[k], path, truth=model.classes[labels[k]]))
+        return drawn
 
     draw(pictures_of_run, quiet=True)
