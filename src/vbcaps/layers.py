@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vbcaps.kernels import BACKENDS, Running, batch_norm, by_type, lay_capsules, route
-from vbcaps.kernels.norm import plain_batch_norm, take_in
+from vbcaps.kernels.norm import take_in
 from vbcaps.routing import ROUTINGS, Agreement, Mixture, Posterior
 from vbcaps.routing.fields import Fields, conv_fields, coordinates
 from vbcaps.routing.votes import in_fields
@@ -73,7 +73,7 @@ class RunningStatistics(nn.modules.batchnorm._BatchNorm):
             return super().forward(x)
         self._check_input_dim(x)
         if self.gather is None:
-            return plain_batch_norm(x, self.running(), self.momentum or 0.0, self.eps, self.weight, self.bias)
+            return batch_norm(x, self.running(), self.momentum or 0.0, self.eps, self.weight, self.bias)
         y, mean, var = self.normalise_together(x, self.gather)
         take_in(self.running(), mean, var, self.momentum or 0.0)
         return y
@@ -125,9 +125,7 @@ class BatchNorm(RunningStatistics, nn.BatchNorm1d):
         single = self.training and x.numel() == self.num_features and self.gather is None
         if single:
             return F.batch_norm(x, self.running_mean, self.running_var, training=False, eps=self.eps)
-        if not self.training or self.gather is not None:
-            return super().forward(x)
-        return batch_norm(x, self.running(), self.momentum or 0.0, self.eps)
+        return super().forward(x)
 
 
 class PrimaryCaps(nn.Module):

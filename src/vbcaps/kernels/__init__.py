@@ -126,9 +126,16 @@ def by_type(norm: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return native(x).by_type(norm, x)
 
 
-def batch_norm(x: Tensor, running: Running, momentum: float, eps: float) -> Tensor:
-    """Normalise ``a j b`` (or ``a j``) for each j by the batch, and take the batch into the running statistics."""
-    return native(x).batch_norm(x, running, momentum, eps)
+def batch_norm(
+    x: Tensor,
+    running: Running,
+    momentum: float,
+    eps: float,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Normalise ``a j ...`` for each j by the batch, and take the batch into the running statistics."""
+    return native(x).batch_norm(x, running, momentum, eps, weight, bias)
 
 
 def _fused(routing: nn.Module) -> Callable[[nn.Module, Votes, bool], Routed]:

@@ -155,8 +155,10 @@ class Backend(Protocol):
     def by_type(self, norm: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """Apply a BatchNorm over axis 1 to ``n l j 1`` or ``n l j p q``, in the order of memory that passes leave."""
 
-    def batch_norm(self, x: Tensor, running: Running, momentum: float, eps: float) -> Tensor:
-        """Normalise ``a j b`` (or ``a j``) for each j by the batch, and take the batch into the running statistics."""
+    def batch_norm(
+        self, x: Tensor, running: Running, momentum: float, eps: float, weight: Tensor | None, bias: Tensor | None
+    ) -> Tensor:
+        """Normalise ``a j ...`` for each j by the batch, and take the batch into the running statistics."""
 
     # --- memory ---------------------------------------------------------------------------------------------------
 

@@ -8,18 +8,20 @@ from vbcaps.kernels.backend import Running
 
 
 def plain_batch_norm(
-    x: Tensor,
-    running: Running,
-    momentum: float,
-    eps: float,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
+    x: Tensor, running: Running, momentum: float, eps: float, weight: Tensor | None, bias: Tensor | None
 ) -> Tensor:
     """Normalise ``a j ...`` for each j by the batch, and let the running statistics take the batch in."""
-    mean, var = torch.zeros_like(running.mean), torch.zeros_like(running.var)
-    y = F.batch_norm(x, mean, var, weight, bias, training=True, momentum=1.0, eps=eps)
+    y, mean, var = normalise(x, running, eps, weight, bias)
     take_in(running, mean, var, momentum)
     return y
+
+
+def normalise(
+    x: Tensor, running: Running, eps: float, weight: Tensor | None, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ``a j ...`` normalised for each j by the batch, its mean and its unbiased variance."""
+    mean, var = torch.zeros_like(running.mean), torch.zeros_like(running.var)
+    return F.batch_norm(x, mean, var, weight, bias, training=True, momentum=1.0, eps=eps), mean, var
 
 
 @torch.no_grad()

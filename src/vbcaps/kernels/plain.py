@@ -80,8 +80,10 @@ class Plain:
     def by_type(self, norm: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         return norm(x.flatten(0, 1).flatten(2)).reshape(x.shape)
 
-    def batch_norm(self, x: Tensor, running: Running, momentum: float, eps: float) -> Tensor:
-        return plain_batch_norm(x, running, momentum, eps)
+    def batch_norm(
+        self, x: Tensor, running: Running, momentum: float, eps: float, weight: Tensor | None, bias: Tensor | None
+    ) -> Tensor:
+        return plain_batch_norm(x, running, momentum, eps, weight, bias)
 
     # --- memory -----------------------------------------------------------------------------------------------------
 

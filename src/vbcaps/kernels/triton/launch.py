@@ -20,7 +20,7 @@ from vbcaps.kernels.backend import (
     VBResultGrads,
     Votes,
 )
-from vbcaps.kernels.norm import plain_batch_norm
+from vbcaps.kernels.norm import normalise, plain_batch_norm
 from vbcaps.kernels.triton import triton_interprets
 from vbcaps.kernels.triton.em import em_grad_parent_kernel, em_parent_kernel
 from vbcaps.kernels.triton.gradients import (
@@ -104,10 +104,17 @@ class Triton:
         x = x.permute(order)
         return norm(x.flatten(2)).reshape(x.shape).permute(back)
 
-    def batch_norm(self, x: Tensor, running: Running, momentum: float, eps: float) -> Tensor:
-        if x.ndim != 3 or x.dtype != torch.float32 or x.numel() >= 2**31:
-            return plain_batch_norm(x, running, momentum, eps)
-        y, _, mean, var = batch_norm(x.contiguous(), eps)
+    def batch_norm(
+        self, x: Tensor, running: Running, momentum: float, eps: float, weight: Tensor | None, bias: Tensor | None
+    ) -> Tensor:
+        if running.mean.dtype != torch.float32:
+            return plain_batch_norm(x, running, momentum, eps, weight, bias)
+        if (
+            x.ndim == 3 and x.dtype == torch.float32 and weight is None and x.numel() < 2**31
+        ):  # of capsules: few types, many values of each
+            y, _, mean, var = batch_norm(x.contiguous(), eps)
+        else:
+            y, mean, var = normalise(x, running, eps, weight, bias)
         keep_statistics(mean.detach(), var.detach(), *running, momentum)
         return y
 
