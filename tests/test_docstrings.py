@@ -12,7 +12,7 @@ import vbcaps.losses
 import vbcaps.routing
 
 MODULES = (
-    "distributions", "layers", "losses", "models", "prior", "routing.dynamic", "routing.em", "routing.fields",
+    "distributions", "layers", "losses", "models", "norm", "prior", "routing.dynamic", "routing.em", "routing.fields",
     "routing.vb", "training.evaluate", "weights.find", "weights.model",
 )  # fmt: skip
 

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vbcaps.layers import BatchNorm2d, Capsules, ClassCaps, ConvCaps, LayerTrace, PrimaryCaps, check_counts
+from vbcaps.layers import Capsules, ClassCaps, ConvCaps, LayerTrace, PrimaryCaps, check_counts
+from vbcaps.norm import BatchNorm2d
 from vbcaps.routing import Posterior
 
 STEMS = ("conv", "residual")

@@ -8,7 +8,7 @@ import torch
 from tiny import forked
 from torch import nn
 
-from vbcaps.layers import BatchNorm, BatchNorm2d
+from vbcaps.norm import BatchNorm, BatchNorm2d
 from vbcaps.training.distributed import Group, synchronise
 
 

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from vbcaps.layers import RunningStatistics
+from vbcaps.norm import RunningStatistics
 
 
 class Group(NamedTuple):
