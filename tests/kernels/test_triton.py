@@ -16,6 +16,7 @@ from kernels.harness import (
     F32,
     F64,
     HARD,
+    OPCHECKS,
     ROUTINGS,
     assert_backend_equals_reference,
     assert_hard_input_is_finite_and_within_budget,
@@ -193,9 +194,10 @@ def test_gradients_through_the_last_iteration_are_within_the_error_budget(case, 
 
 @pytest.mark.parametrize("case", ["vb-gamma-paper-typed", "em-default", "dynamic"])
 def test_operators_pass_opcheck(case, monkeypatch):
-    assert_operators_pass_opcheck(
-        problem(make_routing(case, 2, iters=2), size=(1, 2), types=1, parents=2, whole=True), "triton", monkeypatch
-    )
+    """In the interpreter those checks alone that depend on the order of memory; test_cpu.py has the others."""
+    p = problem(make_routing(case, 2, iters=2), size=(1, 2), types=1, parents=2, whole=True)
+    checks = OPCHECKS if CUDA else ("test_schema", "test_faketensor")
+    assert_operators_pass_opcheck(p, "triton", monkeypatch, checks)
 
 
 @pytest.mark.parametrize("routing", ["vb", "em", "dynamic"])
@@ -314,8 +316,8 @@ def losses_of(net, batches, backend, optimiser):
 
 
 @pytest.mark.parametrize("routing", ["vb", "em", "dynamic"])
-def test_five_steps_of_training_have_the_losses_of_the_reference(routing):
-    """To five digits: before rounding has had the time to grow."""
+def test_the_first_steps_of_training_have_the_losses_of_the_reference(routing):
+    """To five digits: before rounding has had the time to grow. Two steps in the interpreter, five on a GPU."""
     net = CapsuleStack(2, 2, 2, 2, routing=routing, routing_options=dict(iters=2)).to(DEVICE)
     inputs = torch.rand(4, 2, 2, 2), torch.randn(4, 2, 2, 2, 4, 4), torch.tensor([0, 1, 0, 1])  # the same on any device
     a, pose, label = (x.to(DEVICE) for x in inputs)
