@@ -1,4 +1,4 @@
-"""BatchNorm in PyTorch, as every backend must compute it."""
+"""BatchNorm in PyTorch; every backend must compute the same values."""
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ def plain_batch_norm(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Normalise ``a j ...`` for each j by the batch, and let the running statistics take the batch in."""
+    """Normalise ``a j ...`` for each j by the batch's statistics, and update the running statistics."""
     mean, var = torch.zeros_like(running.mean), torch.zeros_like(running.var)
     y = F.batch_norm(x, mean, var, weight, bias, training=True, momentum=1.0, eps=eps)
     take_in(running, mean, var, momentum)
@@ -24,7 +24,7 @@ def plain_batch_norm(
 
 @torch.no_grad()
 def take_in(running: Running, mean: Tensor, var: Tensor, momentum: float) -> None:
-    """Let the running statistics take a batch in: batch t has the share t^(-1/3), or momentum if that is more."""
+    """Update the running statistics: batch t has the share t^(-1/3), or momentum if that is more."""
     running.batches.add_(1)
     share = running.batches.to(mean.dtype).pow(-1 / 3).clamp_min(momentum)
     running.mean.lerp_(mean, share)
