@@ -46,7 +46,7 @@ double sigmoid_of_minus(double x) {
 
 extern "C" {
 
-// Takes an M-step; writes the scores' precision lambda = 1 / var and constant K or, if logit is not null, logit and var.
+// Takes an M-step; writes the scores' precision lambda = 1 / var and constant K or, if logit is not null, logit, var.
 void em_parent(const float* rj, const float* S, const float* beta_a, const float* beta_u, float* lam, float* K_j,
                float* logit, float* var, double inverse_temperature, double min_var, Long L, Long J, Long N,
                Long threads) {

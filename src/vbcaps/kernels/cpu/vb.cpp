@@ -108,8 +108,8 @@ inline void load_psi(vec (&psi)[4], const float* S, const VBPrior& prior, const 
 
 extern "C" {
 
-// Updates q*(pi, mu, lambda); writes the scores' precision lambda = nu psi and constant K or, if logit is not null, the
-// result.
+// Updates q*(pi, mu, lambda); writes the scores' precision lambda = nu psi and constant K or, if logit is not null,
+// the result.
 void vb_parent(const float* rj, const float* S, const VBPrior* prior, const float* beta_a, const float* beta_u,
                float* lam, float* K_j, float* logit, float* alpha, float* kappa, float* psi, float* nu, float* E_ln_pi,
                float* E_lndet, Long L, Long J, Long N, Long wishart, Long paper, Long threads) {
@@ -163,8 +163,8 @@ void vb_parent(const float* rj, const float* S, const VBPrior* prior, const floa
 }
 
 // Writes the gradients of the moments, gb = dm / kappa, gS, gr, from those of logit and posterior (if dlogit is not
-// null) or scores; and the terms of iteration t of T (grad_votes). dm, dalpha, dkappa, dpsi, dnu, galpha, gkappa and gnu
-// may be null.
+// null) or scores; and the terms of iteration t of T (grad_votes). dm, dalpha, dkappa, dpsi, dnu, galpha, gkappa and
+// gnu may be null.
 void vb_grad_parent(const float* rj, const float* S, const float* m, const float* last_m, const VBPrior* prior,
                     const float* beta_u, const float* dlogit, const float* dm, const float* dalpha,
                     const float* dkappa, const float* dpsi, const float* dnu, const float* E_ln_pi,
