@@ -1,4 +1,4 @@
-"""``vbcaps train``: a recipe, its fields as flags, and what surrounds ``vbcaps.training.loop.fit``."""
+"""``vbcaps train``: run ``vbcaps.training.loop.fit`` with a recipe, whose fields are flags."""
 
 import dataclasses
 import os
@@ -64,7 +64,7 @@ def train(
         raise typer.BadParameter("--from cannot be used with --resume: a resumed run has its weights")
     wanted = given(fields)
     chosen = None if recipe is None and (resume or source) is not None else changed(recipe or "default", wanted)
-    first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts, the first one writes and talks
+    first = os.environ.get("RANK", "0") == "0"  # of torchrun's processes only the first writes and prints
     quiet = quiet or not first
     with clear_errors():
         from vbcaps.training.loop import Interrupted, Options, fit, fit_seeds
