@@ -1,4 +1,4 @@
-"""Capsule layers: each takes and gives `Capsules`, so layers can be stacked in ``nn.Sequential``.
+"""Capsule layers: each takes and returns `Capsules`, so layers can be stacked in ``nn.Sequential``.
 
 Axes: n image, h w row and column, c child type, j parent type, p p pose matrix; within routing l parent position,
 i child slot in a receptive field, d pose entry.
@@ -25,16 +25,16 @@ RoutingResult = Posterior | Mixture | Agreement
 
 
 class Capsules(NamedTuple):
-    """A map of capsules: what every capsule layer takes and gives, and what a network gives.
+    """A map of capsules, which every capsule layer takes and returns, and which a network returns.
 
-    The capsules of a map have the leading axes ``n h w j``. Class capsules have no position: theirs are ``n j``.
-    A layer reads activations and poses; logits and posterior are there for whoever wants them.
+    The capsules of a map have the leading axes ``n h w j``; class capsules have no position and only ``n j``.
+    Layers read only activations and poses; logits and posterior are further results.
 
     Args:
-        activations: how sure each capsule is that its entity is there, in (0, 1), ``n h w j``.
+        activations: the probability of each capsule's entity, in (0, 1), ``n h w j``.
         poses: the pose matrix of each capsule, ``n h w j p p``.
         logits: the activations after BatchNorm and before the sigmoid, ``n h w j``.
-        posterior: what routing knows about each capsule, with the axes ``n l j``, l = (h w), or ``n j`` for classes: a
+        posterior: the routing's result for each capsule, with the axes ``n l j``, l = (h w), or ``n j`` for classes: a
             `Posterior` (VB), a `Mixture` (EM) or an `Agreement` (Dynamic).
 
     Example:
@@ -52,15 +52,15 @@ class Capsules(NamedTuple):
 class RunningStatistics(nn.modules.batchnorm._BatchNorm):
     r"""BatchNorm whose running statistics fit the network from the first step on.
 
-    PyTorch's begin at mean 0 and variance 1, and forget that by a factor of 0.9 in each step. A variance may be 1e-4:
-    then even after 80 steps the 1 outweighs it, and the network is at chance in ``eval`` mode. Here batch t has the
-    share $\max(t^{-1/3}, \text{momentum})$: the first batch replaces what was there, and a network that still changes
-    much forgets early batches soon (a plain mean would lag behind it). Parameters, buffers, and outputs in training
-    are those of PyTorch.
+    PyTorch's statistics begin at mean 0 and variance 1, whose share shrinks by a factor of 0.9 in each step. If the
+    variance is 1e-4, the initial 1 outweighs it even after 80 steps, and the network is at chance in ``eval`` mode.
+    Here batch t has the share $\max(t^{-1/3}, \text{momentum})$: the first batch replaces the initial values, and a
+    network that still changes much soon forgets early batches (a plain mean would lag behind). Parameters, buffers, and
+    outputs in training are those of PyTorch.
 
     Attributes:
-        gather: where several processes train together, a differentiable function that stacks the tensors of all of them
-            (`vbcaps.training.distributed.synchronise` sets it). Each process has as many values.
+        gather: if several processes train together, a differentiable function that stacks the tensors of all of them
+            (`vbcaps.training.distributed.synchronise` sets it). All processes must have equally many values.
     """
 
     gather: Callable[[Tensor], Tensor] | None = None
@@ -174,18 +174,18 @@ class PrimaryCaps(nn.Module):
 
 
 class LayerTrace(NamedTuple):
-    """How a capsule layer routed: what `ConvCaps.trace` gives.
+    """The steps of a layer's routing, as `ConvCaps.trace` returns them.
 
-    Of a `ClassCaps` layer votes, activations and iterations have no axis l.
+    For a `ClassCaps` layer, votes, activations and iterations have no axis l.
 
     Args:
-        children: what the layer was given.
-        parents: what it gives, the posterior included.
-        fields: who sees whom; ``fields.child[l, i]`` is the number of the child in slot i of field l. Children are
-            counted row by row, column by column, type by type, over the padded map.
+        children: the input of the layer.
+        parents: its output, posterior included.
+        fields: the receptive fields; ``fields.child[l, i]`` is the number of the child in slot i of field l. Children
+            are counted row by row, column by column, type by type, over the padded map.
         activations: of the child in each slot, ``n l i``.
         votes: for each parent, ``n l i j d``.
-        iterations: for each iteration what routing knew after it, with the responsibilities ``r`` that it used:
+        iterations: the routing's result after each iteration, with the responsibilities ``r`` that it used:
             `Posterior` (VB), `Mixture` (EM) or `Agreement` (Dynamic). The last is ``parents.posterior``.
     """
 
@@ -198,7 +198,7 @@ class LayerTrace(NamedTuple):
 
 
 class Children(NamedTuple):
-    """What a layer routes: its children, numbered ``c``, and who sees which."""
+    """The input of routing: the children, numbered ``c``, their transformations and the receptive fields."""
 
     a: Tensor  # n c
     pose: Tensor  # n c p p
@@ -227,9 +227,9 @@ class ConvCaps(nn.Module):
             shared out among its parents before it is assigned to one.
         gain, noise: see ``init``.
         norm_pose: normalise the posterior means of each type with BatchNorm without affine (as in the released code).
-        backend: ``"auto"`` takes the fused kernels where they cover the call: Triton's on a GPU, on a CPU those in C++
-            where a compiler is found (the first call then waits some seconds for it, once for each machine).
-            ``"reference"``, ``"triton"`` and ``"cpu"`` insist.
+        backend: ``"auto"`` takes the fused kernels if they cover the call: Triton's on a GPU, on a CPU those in C++ if
+            a compiler is found (the first call on a machine then takes some seconds). ``"reference"``, ``"triton"`` and
+            ``"cpu"`` take this backend or raise an error.
 
     Shape:
         - Input: `Capsules` with activations ``n h w in_caps`` and poses ``n h w in_caps p p``.
@@ -322,7 +322,7 @@ class ConvCaps(nn.Module):
     def trace(self, caps: Capsules) -> LayerTrace:
         """Route ``caps`` by the readable reference, and keep every step of it.
 
-        As in ``forward`` BatchNorm normalises by the batch in training; its running statistics then take the batch in.
+        As in ``forward``, BatchNorm in training normalises by the batch and updates its running statistics.
 
         Example:
             >>> layer = ConvCaps(4, 8, kernel_size=3).eval()
@@ -355,7 +355,7 @@ class ConvCaps(nn.Module):
         return Children(a.flatten(1), pose.flatten(1, 3), self.weight.flatten(0, 2), fields, None, size)
 
     def parents_of(self, logit: Tensor, m: Tensor, q: RoutingResult | None, size: tuple[int, int]) -> Capsules:
-        """Normalise what routing gives, ``n l j`` and ``n l j p p``, and make a map of it."""
+        """Normalise the routing's result, ``n l j`` and ``n l j p p``, and return it as a map."""
         logit = by_type(self.norm_a, logit).unflatten(1, size)
         m = m if self.norm_pose is None else by_type(self.norm_pose, m)
         return Capsules(logit.sigmoid(), m.unflatten(1, size), logit, q)
@@ -391,8 +391,8 @@ class ConvCaps(nn.Module):
 class ClassCaps(ConvCaps):
     """One capsule for each class over the whole map; all positions share their transformations.
 
-    So that sharing does not lose where a child was, its position is added to its votes (coordinate addition): row and
-    column of its centre, as a share of the map from 0 to 1, to the first two entries of the right-hand column.
+    Each child's position is added to its votes, since shared transformations would lose it (coordinate addition): row
+    and column of its centre, as shares of the map from 0 to 1, go to the first two entries of the right-hand column.
 
     Args:
         in_caps: types of child capsules.
@@ -441,7 +441,7 @@ class ClassCaps(ConvCaps):
         return Children(a.flatten(1), pose.flatten(1, 3), self.weight.flatten(0, 2), fields, where, (1, 1))
 
     def parents_of(self, logit: Tensor, m: Tensor, q: RoutingResult | None, size: tuple[int, int]) -> Capsules:
-        """Normalise what routing gives, and leave out the position: there is one."""
+        """Normalise the routing's result, and drop the axis of its only position."""
         caps = super().parents_of(logit, m, q, size)
         logits = caps.logits[:, 0, 0] if self.scale is None else caps.logits[:, 0, 0] * self.scale
         return Capsules(logits.sigmoid(), caps.poses[:, 0, 0], logits, None if q is None else without_position(q))
@@ -454,7 +454,7 @@ class ClassCaps(ConvCaps):
 
 
 def without_position(q: RoutingResult) -> RoutingResult:
-    """Drop the axis l of what routing knows, ``n 1 j`` to ``n j``."""
+    """Drop the axis l of a routing's result, ``n 1 j`` to ``n j``."""
     fields: Any = (x[:, 0] if isinstance(x, Tensor) else x for x in q)
     return type(q)(*fields)
 

@@ -84,21 +84,21 @@ def train(context: typer.Context) -> None:
 
 @app.command("eval", cls=Command)
 def evaluate_weights(
-    weights: Annotated[Path, typer.Argument(help="a weights file, the folder of a run, or a name as smallnorb")],
+    weights: Annotated[Path, typer.Argument(help="a weights file, the folder of a run, or a name such as smallnorb")],
     crops: Annotated[int, typer.Option(metavar="INT", help="average over 1, 5 or a square number of crops")] = 1,
     data: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="test on your own images, one folder for each class: on all of them, or on those in test/; of the "
-            "folder it was trained on, on what was held out",
+            help="test on your own images, one folder for each class: all of them, or those in test/; of a folder that "
+            "the network was trained on, those that were held out",
         ),
     ] = None,
     data_folder: DataFolder = None,
     device: Device = "auto",
     picture: Annotated[Path | None, typer.Option(metavar="FILE", help="draw the confusion matrix, as PNG")] = None,
     save: Annotated[
-        bool, typer.Option("--save", metavar="", help="write what several crops give beside result.json")
+        bool, typer.Option("--save", metavar="", help="write the result on several crops beside result.json")
     ] = False,
 ) -> None:
     """Test a network: its error with a 95% interval, and by class. The recipe is in the weights file."""
@@ -170,7 +170,7 @@ def own_images(
             if there.sum == total or (total is None and same):
                 return recipe, there
         if same:
-            complain(f"{folder} is not as it was when the network was trained: all that is there is tested")
+            complain(f"{folder} has changed since the network was trained: all its images are tested")
     return recipe, prepare(recipe, None, device, whole=True)
 
 
@@ -186,7 +186,7 @@ def predict(
     csv_file: Annotated[
         Path | None, typer.Option("--csv", metavar="FILE", help="write the probability of every class")
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="the same as JSON")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="write the same as JSON")] = None,
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE", help="draw the images with their classes, as PNG")
     ] = None,

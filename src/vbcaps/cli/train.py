@@ -33,7 +33,7 @@ def train(
         Path | None, typer.Option(metavar="FOLDER", help="write the run here; default: runs/RECIPE-1, -2, ...")
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="go on with the run in this folder, for example runs/latest")
+        Path | None, typer.Option(metavar="FOLDER", help="resume the run in this folder, for example runs/latest")
     ] = None,
     source: Annotated[
         str | None,
@@ -105,7 +105,7 @@ def train(
                 models = [fit(chosen, folder, **options)] if one else fit_seeds(chosen, folder, seeds, **options)
         except Interrupted as stop:
             again = f"vbcaps train --resume {shlex.quote(str(folder))}" + (f" --seeds {seeds}" if seeds > 1 else "")
-            complain(f"interrupted; what was done is saved. Go on with: {again}")
+            complain(f"interrupted; the run is saved. Continue it with: {again}")
             raise typer.Exit(stop.code) from None
         if first:
             for model in models:

@@ -1,7 +1,7 @@
-"""From bytes to the network's input, a batch at a time, on the device the bytes are on.
+"""Turn a batch of bytes into the network's input, on the device of the bytes.
 
-Nothing here draws random numbers: they come in as an argument. Nothing waits for the device either, so every method may
-be captured in a CUDA graph. Axes: n image, c channel, y x pixel.
+Random numbers are arguments, and no method waits for the device, so every method may be captured in a CUDA graph.
+Axes: n image, c channel, y x pixel.
 """
 
 import math
@@ -93,7 +93,7 @@ class View:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "View":
-        """Return the view in the header of a weights file; it may have fields of an earlier version that are off."""
+        """Return the view in the header of a weights file; it may have fields of an earlier version if they are off."""
         return cls(**without_removed(fields))
 
     def fit(self, split: Split) -> "View":

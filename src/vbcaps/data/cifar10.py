@@ -1,7 +1,7 @@
 """CIFAR-10: the python or the binary version, as the archive or unpacked, or sheets.
 
-A binary batch is rows of one label and 3072 pixels, colour by colour. A python batch is a pickle of a dictionary; it is
-read by an unpickler that knows no class and calls no function, only notes what an array was made of.
+A binary batch consists of rows of one label and 3072 pixels, colour by colour. A python batch is a pickle of a
+dictionary; its unpickler loads no class and calls no function, and only records the contents of arrays.
 """
 
 import io
@@ -52,7 +52,7 @@ def read_pickle(data: bytes, path: str) -> tuple[np.ndarray, np.ndarray]:
     try:
         batch = _Unpickler(io.BytesIO(data), encoding="bytes").load()
         images, labels = _array(batch[b"data"]), np.array(batch[b"labels"], np.int64)
-    except Exception as error:  # a damaged pickle fails in any way it likes
+    except Exception as error:  # a damaged pickle can raise any error
         raise DataError(f"{path}: not a CIFAR-10 batch, or damaged ({error}): {AGAIN}") from error
     if images.ndim != 2 or images.shape[1] != PIXELS or labels.shape != images.shape[:1]:
         raise DataError(f"{path}: data must be n {PIXELS} with n labels, got {images.shape} and {labels.shape}")

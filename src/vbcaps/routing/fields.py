@@ -1,4 +1,4 @@
-"""Receptive fields: which child sits where, and which parents compete for it.
+"""Receptive fields: the children in each field, and the parents that compete for each child.
 
 Axes: n image, l parent position, i child slot in a receptive field, j parent type.
 """
@@ -31,7 +31,7 @@ class Fields(NamedTuple):
 
 
 def kept(make: Callable[P, T]) -> Callable[P, T]:
-    """Keep what ``make`` makes for each set of arguments, unless it is made while a compiler traces."""
+    """Cache the results of ``make`` by its arguments, except while a compiler traces."""
     make_once = functools.lru_cache(maxsize=64)(make)
 
     @functools.wraps(make)

@@ -224,7 +224,7 @@ class Learner:
         yield from (self.rate, self.k, self.bad)
 
 
-ADVICE = "try a lower lr, a warmup, or weights from before (resume goes back to the state saved last)"
+ADVICE = "try a lower lr, a warmup, or earlier weights (resume continues from the last saved state)"
 
 
 def diagnose(learner: Learner, bad: int) -> NonFinite:
@@ -235,7 +235,7 @@ def diagnose(learner: Learner, bad: int) -> NonFinite:
         learner.step += 1
     for name, p in learner.net.named_parameters():
         if not bool(p.isfinite().all()):
-            return NonFinite(f"the loss is not finite at {where}: {name} is not, since the update before; {ADVICE}")
+            return NonFinite(f"the loss is not finite at {where}: {name} is not, since the last update; {ADVICE}")
     found: list[str] = []
 
     def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
@@ -257,4 +257,4 @@ def diagnose(learner: Learner, bad: int) -> NonFinite:
         return NonFinite(f"the loss is not finite at {where}: it first appeared in layer {found[0]}; {ADVICE}")
     if not bool(loss.isfinite()):
         return NonFinite(f"the loss is not finite at {where}, although every layer is: it is the loss itself; {ADVICE}")
-    return NonFinite(f"the loss was not finite at {where}, but is when the step is taken again: check the machine")
+    return NonFinite(f"the loss was not finite at {where}, but it is when the step is repeated: check the machine")

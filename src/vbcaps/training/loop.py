@@ -48,7 +48,7 @@ class Interrupted(Exception):
     def __init__(self, number: int, folder: Path):
         self.code = 128 + number
         name = signal.Signals(number).name
-        super().__init__(f"{name}: the state is saved in {folder}; the same command with --resume goes on")
+        super().__init__(f"{name}: the state is saved in {folder}; the same command with --resume continues")
 
 
 class Options(TypedDict, total=False):
@@ -235,7 +235,7 @@ def loop(
     if slow := why_slow(recipe, data.train.labels.device):
         send(log.event("note", message=slow))
     if log.steps_done:
-        send(log.event("note", message=f"goes on from {log.steps_done} steps done"))
+        send(log.event("note", message=f"resumed after {log.steps_done} steps"))
     send(log.event("start"))
     every = max(learner.steps // READS, 1)
     while learner.epoch < recipe.epochs and not log.matched:

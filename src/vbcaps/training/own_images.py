@@ -52,9 +52,7 @@ def for_own_images(recipe: Recipe, given: Collection[str] = ()) -> tuple[Recipe,
     said.append(f"{len(found.classes)} classes ({names}): {train} images to train on, {chooses}{found.test} to test")
     said.extend(found.left_out)
     if few and not validation and "validation" not in given:
-        said.append(
-            f"too few images to choose the best epoch by: the last is tested; --validation {VALIDATION} chooses"
-        )
+        said.append(f"too few images to choose the best epoch: the last is tested; --validation {VALIDATION} chooses")
 
     if not {"crop", "image_size"} & set(given) and not recipe.place:
         low, high = SIDES

@@ -73,14 +73,14 @@ class Recipe:
     seed: int = _field(0, "seed of the initial weights, the order of the images and the augmentation")
 
     crop: int = _field(32, "side of the network's input: random crops in training, the central crop in testing")
-    pad: int = _field(0, "pad images by so many pixels before random crops")
+    pad: int = _field(0, "pad images by this many pixels before random crops")
     standardise: str = _field("image", "scale to mean 0 and variance 1: each image, each crop, or the whole dataset")
     fill: str = _field("black", "pixels outside an image: black, its mean, or the nearest at its edge")
     flip: bool = _field(False, "mirror half of the training images (in a stereo pair, left and right swap)")
     place: bool = _field(False, "place training images anywhere in the crop, test images at its centre")
     brightness: float = _field(0.0, "change the brightness of training images at random by up to this share; 0: off")
     contrast: float = _field(0.0, "change the contrast of training images at random by up to this share; 0: off")
-    rotate: float = _field(0.0, "rotate training images at random by up to so many degrees; 0: off")
+    rotate: float = _field(0.0, "rotate training images at random by up to this many degrees; 0: off")
     zoom: float = _field(0.0, "enlarge or shrink training images at random by up to this share; 0: off")
     stretch: float = _field(0.0, "make training images wider or taller at random by up to this share; 0: off")
     resample: str = _field("bilinear", "interpolation of rotated, enlarged or stretched images")
@@ -128,7 +128,7 @@ class Recipe:
     final: float = _field(0.01, "exponential, cosine, onecycle: last learning rate as a share of the highest")
     ema: float = _field(0.0, "evaluate a moving average of the weights with this decay; 0: off")
     save_seconds: float = _field(
-        300.0, "also save the state within an epoch after so many seconds; 0: after epochs only"
+        300.0, "also save the state within an epoch, after this many seconds; 0: after epochs only"
     )
 
     def __post_init__(self) -> None:

@@ -175,8 +175,8 @@ class RunLog:
         before = read_json(file).get("began_with") if resume and self.group.writes and file.exists() else None
         if before is not None and self.began_with != before:
             raise RunError(
-                f"{self.folder} was to begin with the weights {before['weights']} and has no state yet: train anew, "
-                "with these weights, in another folder"
+                f"{self.folder} was to begin with the weights {before['weights']} and has no state yet: train with "
+                "these weights in a new folder"
             )
 
     def restore(self) -> None:
@@ -189,7 +189,7 @@ class RunLog:
         epoch, step = state.epoch, state.step
         check_same(state.recipe, self.recipe, self.folder)
         if state.data != self.data.sum:
-            raise RunError(f"{self.folder} was trained on other images than are there now ({self.data.source})")
+            raise RunError(f"{self.folder} was trained on other images than the present ones ({self.data.source})")
         if len(self.rows) != epoch or not (0 <= epoch <= self.recipe.epochs and 0 <= step <= self.learner.steps):
             raise RunError(f"{path} is damaged: it stands at epoch {epoch}, step {step}, with {len(self.rows)} rows")
         copy_tensors(self.learner.tensors(), current_names(tensors), str(path))

@@ -70,6 +70,6 @@ def read_weights(path: Path) -> Contents:
     except OSError as error:
         state, last = (path.parent / name for name in ("state.safetensors", "last.safetensors"))
         begun = state.exists() and not last.exists()
-        hint = f"; its run has not come to the end of an epoch: vbcaps train --resume {path.parent}" if begun else ""
+        hint = f"; its run has not finished an epoch: vbcaps train --resume {path.parent}" if begun else ""
         raise RunError(f"cannot read the weights {path}: {error.strerror}{hint}") from error
     return unpack_weights(content, str(path))
