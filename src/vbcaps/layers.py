@@ -476,7 +476,7 @@ def without_autocast(device: torch.device) -> AbstractContextManager:
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """Under autocast, what comes from other layers."""
+    """Return x in float32 if autocast made other layers give it in 16 bits, else unchanged."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 

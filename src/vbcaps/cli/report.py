@@ -192,7 +192,7 @@ def say_evaluation(evaluation: "Evaluation", what: str) -> None:
 
 
 def draw(picture: Callable[[], Path | Sequence[Path]], quiet: bool = False) -> None:
-    """Draw a picture and say where it is; if it cannot be drawn, say why and go on."""
+    """Draw a picture and print its path; if it cannot be drawn, print the reason and continue."""
     try:
         drawn = picture()
     except (pictures.NoMatplotlib, OSError) as error:

@@ -90,7 +90,7 @@ def _array(made: _Made) -> np.ndarray:
 
 
 def _batches(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Return every batch by its name, from the first version that is there; nothing if there is none."""
+    """Return every batch by its name, from the first version found, or an empty dictionary if there is none."""
     wanted = [name for names in BATCHES.values() for name in names]
     for archive, unpacked, suffix, reader in (
         (folder / "cifar-10-binary.tar.gz", folder / "cifar-10-batches-bin", ".bin", read_binary),

@@ -142,7 +142,7 @@ class Backend(Protocol):
     name: str
     dtypes: tuple[torch.dtype, ...]
 
-    # --- what it covers ---------------------------------------------------------------------------------------------
+    # --- coverage ---------------------------------------------------------------------------------------------------
 
     def refusal(self, a: Tensor, W: Tensor, fields: Fields, iters: int) -> str | None:
         """Return why this backend cannot serve a call on this machine, device and batch, or None if it can."""

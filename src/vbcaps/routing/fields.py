@@ -140,7 +140,7 @@ def check_iters(iters: int) -> None:
 
 
 def check_routing_inputs(a: Tensor, V: Tensor, child: Tensor, children: int | None, iters: int) -> int:
-    """Raise an error that names a wrong argument, what came and what is allowed; return the number of children."""
+    """Raise an error that names a wrong argument, its value and the allowed values; return the number of children."""
     check_iters(iters)
     if V.ndim != 5 or 0 in V.shape:
         raise ValueError(f"V must have shape (n, l, i, j, d) with no empty axis, got {tuple(V.shape)}")

@@ -209,7 +209,7 @@ class Learner:
         return Totals(loss / images, wrong / images, bad)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that a run must have to go on, by name; ``sums`` are those of this process."""
+        """Return all tensors that a run needs to resume, by name; ``sums`` are those of this process."""
         names: dict[Tensor, str] = {p: name for name, p in self.net.named_parameters()}
         tensors = {f"net.{name}": x for name, x in self.net.state_dict().items()}
         if self.ema is not None:
