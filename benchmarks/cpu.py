@@ -4,9 +4,9 @@ python benchmarks/cpu.py [--batch 32] [--repeats 10] [--csv benchmarks/cpu.csv]
 python benchmarks/cpu.py --before ../other-checkout/src      # the kernels there and here, in turns
 
 `nine axes` is the arrangement of the authors' released code (layouts.py) in all three capsule layers of
-{64,16,16,16,5} at 32x32x2, everything around it the same. Each way runs in a process of its own: forward and
-backward of a batch, then inference of one image; medians, and the most memory the process ever held. That all but the
-CNN (`ConvNet`, as many parameters) give the same logits is checked first. The CSV keeps rows of older commits.
+{64,16,16,16,5} at 32x32x2, everything around it the same. Each way runs in its own process: forward and backward of a
+batch, then inference of one image; the script prints medians and the peak memory of the process. It first checks that
+all but the CNN (`ConvNet`, as many parameters) give the same logits. The CSV keeps rows of older commits.
 """
 
 import argparse
@@ -85,7 +85,7 @@ def loss(out: Any) -> Tensor:
 
 
 def measure(way: str, batch: int, repeats: int) -> dict[str, Any]:
-    """What one process prints."""
+    """Measure one way, and return the row that a process prints."""
     net = make(way)
     x = torch.randn(batch, 2, 32, 32, generator=torch.Generator().manual_seed(1))
     both = milliseconds(lambda: loss(net(x)).backward(), repeats)

@@ -4,8 +4,8 @@ python benchmarks/hotos.py [--batch 32 128] [--iters 1 3] [--device cuda] [--csv
 
 Barham and Isard, "Machine Learning Systems are Stuck in a Rut" (HotOS 2019), took as their example the votes of a
 convolutional capsule layer, P(n,32,15,15,4,4) * W(32,32,3,3,4,4) with stride 2: every child's 4x4 pose times a 4x4
-weight for each parent. Ours makes them inside the forward passes of VB routing, and never writes one. The peers are the
-votes written to memory by one einsum (cuBLAS) and nothing else, and the reference routing of such votes.
+weight for each parent. Our kernels compute votes inside the forward passes of VB routing, and never write one to
+memory. The peers are a single einsum (cuBLAS) that writes the votes to memory, and the reference routing of such votes.
 
 TFLOP/s count a vote as 64 multiply-adds as often as a pass needs it: twice in the moments of an iteration (the mean,
 then the scatter about it) and once in the scores between two. "All" adds what the passes do with a vote (without exp

@@ -3,8 +3,8 @@
 python benchmarks/layouts.py [--batch 8] [--csv benchmarks/layouts.csv]
 
 `nine axes` is the arrangement of the authors' released code: one broadcast axis for each of image, child type, parent
-type, pose row, pose column, two of position and two of kernel, and a sum for each contraction. All compute the same
-posterior (checked here), forward and backward.
+type, pose row, pose column, two of position and two of kernel, and a sum for each contraction. All layouts compute the
+same posterior, forward and backward; the script checks this.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What the benchmarks share: medians with their spread, peak memory, and rows that say where they come from."""
+"""The functions that benchmarks share: medians with their spread, peak memory, and rows with their provenance."""
 
 import csv
 import gc
@@ -33,7 +33,7 @@ class Measured(NamedTuple):
 
 
 def measure(make: Callable[[], Callable[[], Any]], device: torch.device, seconds: float) -> Measured:
-    """Time what `make` makes: three calls to warm up, then some seconds of them, five at least and 200 at most."""
+    """Time the call that `make` returns: three warm-up calls, then some seconds of calls, at least 5, at most 200."""
     cuda = device.type == "cuda"
     wait = torch.cuda.synchronize if cuda else lambda: None
     gc.collect()
@@ -59,7 +59,7 @@ def measure(make: Callable[[], Callable[[], Any]], device: torch.device, seconds
 
 
 def cuda_times(call: Callable[[], Any], repeats: int) -> list[float]:
-    """Milliseconds between two events around each call; the calls queue up, so launches hide behind them."""
+    """Return the milliseconds between two events around each call; the calls queue up, which hides their launches."""
     events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
     for before, after in events:
         before.record()
@@ -79,7 +79,7 @@ def cpu_times(call: Callable[[], Any], repeats: int) -> list[float]:
 
 
 def copied(result: Any) -> Any:
-    """A replayed graph overwrites what it returned before."""
+    """Return a copy of a result, because a replayed graph overwrites its results."""
     return result.detach().clone() if isinstance(result, torch.Tensor) else result
 
 
@@ -102,7 +102,7 @@ def compile_ahead(script: str, cases: Sequence[Sequence[str]], processes: int) -
 
 
 def graphed(call: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-    """A call as one CUDA graph."""
+    """Return a call captured as one CUDA graph."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -121,7 +121,7 @@ def graphed(call: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
 
 
 def here(device: torch.device) -> dict[str, str]:
-    """Commit, device, versions and date of a row. VBCAPS_COMMIT names the commit where there is no git."""
+    """Return commit, device, versions and date of a row. VBCAPS_COMMIT names the commit if there is no git."""
     commit = os.environ.get("VBCAPS_COMMIT") or described()
     try:
         import triton
@@ -144,7 +144,7 @@ def described() -> str:
 
 
 def record(row: Mapping[str, Any], device: torch.device, path: str | None) -> None:
-    """Print a row and append it, with where it comes from, at once: a run that is cut short keeps what it has."""
+    """Print a row and append it at once, with its provenance, so that an interrupted run keeps its rows."""
     print("  ".join(f"{name} {value}" for name, value in row.items() if value != ""), flush=True)
     if path is None:
         return
@@ -163,7 +163,7 @@ def record(row: Mapping[str, Any], device: torch.device, path: str | None) -> No
 
 
 def the_device(name: str) -> torch.device:
-    """`--device`, or an exit that says that it is not there."""
+    """Return the device of `--device`, or exit with a message if it does not exist."""
     if name.startswith("cuda") and not torch.cuda.is_available():
         sys.exit(f"--device {name}, but there is no CUDA device; --device cpu runs on the processor")
     return torch.device(name)

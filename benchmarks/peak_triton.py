@@ -1,4 +1,4 @@
-"""Chains of fp32 multiply-adds with nothing else: as fast as a card's units for them go."""
+"""Chains of fp32 multiply-adds and nothing else, to measure the peak rate of a GPU's fp32 units."""
 
 import torch
 import triton
@@ -10,7 +10,7 @@ LANES, CHAINS, STEPS = 256, 8, 8
 
 @triton.jit
 def chains_kernel(x_ptr, out_ptr, rounds, LANES: tl.constexpr, STEPS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Eight chains a lane, independent of each other, so that one's latency hides behind the rest."""
+    """Compute eight independent chains per lane, so that the others hide the latency of each."""
     lane = tl.arange(0, LANES)
     x, y = tl.load(x_ptr + lane), tl.load(x_ptr + LANES + lane)
     c = [x + d for d in (0, 1, 2, 3, 4, 5, 6, 7)]
@@ -22,11 +22,11 @@ def chains_kernel(x_ptr, out_ptr, rounds, LANES: tl.constexpr, STEPS: tl.constex
 
 
 def run_chains(x: Tensor, out: Tensor, rounds: int) -> int:
-    """From ``x: 2 LANES`` to ``out: programs LANES``; how many floating-point operations that is."""
+    """Run the chains from ``x: 2 LANES`` to ``out: programs LANES``; return the number of floating-point operations."""
     chains_kernel[(len(out),)](x, out, rounds, LANES=LANES, STEPS=STEPS, num_warps=LANES // 32)
     return 2 * out.numel() * CHAINS * STEPS * rounds
 
 
 def new_chains(device: torch.device, programs: int = 132 * 64) -> tuple[Tensor, Tensor]:
-    """Many programs for each multiprocessor, so that all are busy to the end; factors are halves, so none overflows."""
+    """Return inputs and outputs for many programs per multiprocessor; factors are halves, so none overflows."""
     return torch.full((2 * LANES,), 0.5, device=device), torch.empty(programs, LANES, device=device)

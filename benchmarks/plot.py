@@ -2,8 +2,8 @@
 
 python benchmarks/plot.py [--csv benchmarks/steps.csv] [--to benchmarks/speed.svg]
 
-Of each series and batch the last row counts, of the network named here and the device of the last row of ours. Series
-without a row are left out.
+For each series and batch the last row counts that has the network named here and the device of our last row. Series
+without such a row are left out.
 """
 
 import argparse

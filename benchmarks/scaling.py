@@ -2,11 +2,11 @@
 
 python benchmarks/scaling.py [--sweep iterations image types batch] [--device cuda] [--csv benchmarks/scaling.csv]
 
-From {64,16,16,16,5} at 32x32, batch 32, 3 iterations, one thing is changed at a time. `linear_ms` is what a row would
-take if cost were proportional to its units: routing iterations, votes (a layer has one for each parent and child in its
-field) or images. A ratio below one is a fixed cost that is spread over more units; above one is worse than linear.
-`marginal_ns` is what each unit more than in the row before has cost: a straight line has the same everywhere.
-The base is measured in every run.
+Each row changes one size of {64,16,16,16,5} at 32x32, batch 32, 3 iterations. `linear_ms` is the time of the row if
+cost were proportional to its units: routing iterations, votes (a layer has one for each parent and child in its field)
+or images. A ratio below one shows a fixed cost that is spread over more units; a ratio above one is worse than linear.
+`marginal_ns` is the cost of each unit more than in the row before; if cost is linear, it is the same in every row.
+Every run measures the base.
 """
 
 import argparse

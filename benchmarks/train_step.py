@@ -9,8 +9,8 @@ network with `backend="reference"`, eager and under torch.compile. Compiling the
 time, so that without --peer it is done for one network, in training, at two batches.
 
 Without a filter it measures the four networks at four batches, and EM beside VB for one of them. A peer that does not
-fit into memory leaves a row that says so. That ours computes what the peer does is checked on what the first call
-gives, the loss or the logits; where it does not, the row says so and the script fails in the end.
+fit into memory leaves a row that says so. The script compares the loss or the logits of the first call with the peer's;
+if they differ, the row says so and the script fails at the end.
 """
 
 import argparse
@@ -55,7 +55,7 @@ class Case(NamedTuple):
 
 
 def make_call(case: Case, mode: str, how: str, device: torch.device) -> Callable[[], Callable[[], Tensor]]:
-    """What makes the call that is timed; `how` is "ours" or a peer's name."""
+    """Return a function that makes the timed call; `how` is "ours" or a peer's name."""
 
     def make() -> Callable[[], Tensor]:
         torch.manual_seed(0)
@@ -85,7 +85,7 @@ def make_call(case: Case, mode: str, how: str, device: torch.device) -> Callable
 
 
 def measure_peer(case: Case, mode: str, how: str, device: torch.device, seconds: float) -> tuple[Measured | None, str]:
-    """The measurement, or why there is none."""
+    """Return the measurement of a peer, or the reason why there is none."""
     try:
         return measure(make_call(case, mode, how, device), device, seconds), ""
     except torch.OutOfMemoryError as error:

@@ -3,11 +3,11 @@
 python tools/choices.py [CHOICE...] [--base smallnorb_fast] [--also CHOICE] [--held 0.4] [--splits 0 1]
                           [--epochs 30] [--workers 3] [--minutes 8] [--csv results/choices.csv]
 
-A CHOICE is a list of a recipe's fields: `"activation=paper lr=0.003"`; "" is the recipe as it is. Without one, those in
-CHOICES that the recipe can have. Each is trained on what is left, once for each split. Of smallNORB whole toys are held
-out, as its test has other toys. A row has the errors on what was held out: after the last epoch, which is what would be
-tested, and the least, which nobody could have chosen. `tables.py` makes a table of the rows. Runs share the device, so
-that their seconds say little.
+A CHOICE is a list of a recipe's fields: `"activation=paper lr=0.003"`; "" is the unchanged recipe. By default the tool
+compares those in CHOICES that the recipe can have. It trains each choice on the remaining images, once per split. For
+smallNORB it holds out whole toys, as the test set has other toys. A row has the errors on the held-out images: the
+one after the last epoch, which a test would measure, and the lowest, which nobody could have chosen. `tables.py` makes
+a table of the rows. Runs share the device, so their seconds say little.
 """
 
 import argparse
@@ -82,7 +82,7 @@ class Job(NamedTuple):
     held: float
     data_folder: str | None
     device: str
-    until: float  # do not begin after
+    until: float  # begin no run after this time
 
 
 def main(words: list[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Tables of what was compared on a held-out share of the training set: rows of choices.csv and of viewpoints.csv."""
+"""Make tables of choices that were compared on a held-out share of the training set (choices.csv, viewpoints.csv)."""
 
 import csv
 import math
@@ -42,7 +42,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def by_choice(rows: list[dict[str, str]], base: str) -> dict[tuple[str, str, str], list[dict[str, str]]]:
-    """Return the rows of a base by (held, epochs, choice), by split; of equal rows the last counts."""
+    """Return the rows of a base by (held, epochs, choice), then by split; the last of equal rows counts."""
     alike: dict[tuple[str, str, str], dict[int, dict[str, str]]] = {}
     for row in rows:
         if row["base"] == base:
@@ -88,7 +88,7 @@ def column(rows: list[dict[str, str]], key: str) -> list[float]:
 
 
 def on_novel_views(rows: list[dict[str, str]]) -> list[str]:
-    """Return the same for novel viewpoints, in the order of the choices."""
+    """Return a heading and a table for each recipe for novel viewpoints, in the order of the choices."""
     made = []
     for base in bases(rows):
         levels = LEVELS[base.partition("_")[0]]

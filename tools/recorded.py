@@ -1,8 +1,8 @@
 """The runs recorded in results/: read, grouped by recipe, and as the commands that make them again.
 
-Runs whose recipes differ in their seeds alone belong together. A recipe that was changed by flags, or in recipes.py
-since, is another; the present recipe with flags makes it again. A run whose recipe is no longer in recipes.py is of an
-earlier version: its commit makes it again.
+Runs whose recipes differ only in their seeds belong together. A recipe that was changed by flags, or in recipes.py
+since, is another recipe; the present recipe with flags reproduces it. A run whose recipe is no longer in recipes.py
+belongs to an earlier version; its commit reproduces it.
 """
 
 import dataclasses
@@ -70,7 +70,7 @@ def of_earlier_version(group: Group) -> bool:
 
 
 def commits(group: Group) -> list[str]:
-    """Return those that a group ran from, first the one it began with."""
+    """Return the commits that a group ran from, in the order of its runs."""
     environments = [one for run in group for one in (run.environment, *run.environment.get("resumed", []))]
     return list(dict.fromkeys(one["commit"] for one in environments))
 

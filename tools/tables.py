@@ -2,7 +2,7 @@
 
 scripts/tables [--check]
 
-Runs whose recipes differ in their seeds alone share a row; every run is in one.
+Runs whose recipes differ only in their seeds share a row; every run is in a row.
 """
 
 import argparse
@@ -246,7 +246,7 @@ class Footnotes:
         self.sentences: list[str] = []
 
     def mark(self, group: Group, cell: str, *more: str) -> str:
-        """Return the cell with the numbers of what a reader must know of its runs, and of ``more`` sentences."""
+        """Return the cell with the numbers of the footnotes on its runs, and of ``more`` sentences."""
         said, changed = [f"data: {source}" for source in sources(group)], flags(group[0].recipe)
         for one in [*said, *([f"today's recipe with `{changed}`"] if changed else []), *more]:
             self.sentences += [one] if one not in self.sentences else []

@@ -4,10 +4,10 @@ affNIST of MNIST's.
 python tools/viewpoints.py [CHOICE...] [--base smallnorb_elevation_fast] [--also CHOICE] [--held 0.4] [--splits 0 1]
                              [--epochs 100] [--stop 30] [--workers 3] [--csv results/viewpoints.csv]
 
-Some toys are held out; the network is trained on the others at familiar viewpoints. A row has, after each epoch, its
-error on the held-out toys at familiar viewpoints and at novel ones, so that choices can be set beside each other where
-they are equally good on what is familiar, as the paper does. With --base affnist_matched_fast digits are held out, and
-what is novel are affine maps of them. The rate falls over --epochs; the run ends after --stop.
+Some toys are held out; the network is trained on the others at familiar viewpoints. A row has, for each epoch, the
+errors on the held-out toys at familiar and at novel viewpoints, so that choices can be compared at equal errors on
+familiar viewpoints, as in the paper. With --base affnist_matched_fast digits are held out, and affine maps of them are
+the novel images. The learning rate falls over --epochs; the run ends after --stop.
 """
 
 import dataclasses

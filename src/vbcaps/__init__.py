@@ -42,7 +42,7 @@ _HOME = dict(
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name when it is asked for: PyTorch takes seconds to import, and `vbcaps --help` does without."""
+    """Import a name on first use, because PyTorch takes seconds to import and `vbcaps --help` does not need it."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -1,4 +1,4 @@
-"""Capsule layers: each takes and gives `Capsules`, so layers can be stacked in ``nn.Sequential``.
+"""Capsule layers: each takes and returns `Capsules`, so layers can be stacked in ``nn.Sequential``.
 
 Axes: n image, h w row and column, c child type, j parent type, p p pose matrix; within routing l parent position,
 i child slot in a receptive field, d pose entry.
@@ -25,16 +25,16 @@ RoutingResult = Posterior | Mixture | Agreement
 
 
 class Capsules(NamedTuple):
-    """A map of capsules: what every capsule layer takes and gives, and what a network gives.
+    """A map of capsules, which every capsule layer takes and returns, and which a network returns.
 
-    The capsules of a map have the leading axes ``n h w j``. Class capsules have no position: theirs are ``n j``.
-    A layer reads activations and poses; logits and posterior are there for whoever wants them.
+    The capsules of a map have the leading axes ``n h w j``; class capsules have no position and only ``n j``.
+    Layers read only activations and poses; logits and posterior are further results.
 
     Args:
-        activations: how sure each capsule is that its entity is there, in (0, 1), ``n h w j``.
+        activations: the probability of each capsule's entity, in (0, 1), ``n h w j``.
         poses: the pose matrix of each capsule, ``n h w j p p``.
         logits: the activations after BatchNorm and before the sigmoid, ``n h w j``.
-        posterior: what routing knows about each capsule, with the axes ``n l j``, l = (h w), or ``n j`` for classes: a
+        posterior: the routing's result for each capsule, with the axes ``n l j``, l = (h w), or ``n j`` for classes: a
             `Posterior` (VB), a `Mixture` (EM) or an `Agreement` (Dynamic).
 
     Example:
@@ -93,18 +93,18 @@ class PrimaryCaps(nn.Module):
 
 
 class LayerTrace(NamedTuple):
-    """How a capsule layer routed: what `ConvCaps.trace` gives.
+    """The steps of a layer's routing, as `ConvCaps.trace` returns them.
 
-    Of a `ClassCaps` layer votes, activations and iterations have no axis l.
+    For a `ClassCaps` layer, votes, activations and iterations have no axis l.
 
     Args:
-        children: what the layer was given.
-        parents: what it gives, the posterior included.
-        fields: who sees whom; ``fields.child[l, i]`` is the number of the child in slot i of field l. Children are
-            counted row by row, column by column, type by type, over the padded map.
+        children: the input of the layer.
+        parents: its output, posterior included.
+        fields: the receptive fields; ``fields.child[l, i]`` is the number of the child in slot i of field l. Children
+            are counted row by row, column by column, type by type, over the padded map.
         activations: of the child in each slot, ``n l i``.
         votes: for each parent, ``n l i j d``.
-        iterations: for each iteration what routing knew after it, with the responsibilities ``r`` that it used:
+        iterations: the routing's result after each iteration, with the responsibilities ``r`` that it used:
             `Posterior` (VB), `Mixture` (EM) or `Agreement` (Dynamic). The last is ``parents.posterior``.
     """
 
@@ -117,7 +117,7 @@ class LayerTrace(NamedTuple):
 
 
 class Children(NamedTuple):
-    """What a layer routes: its children, numbered ``c``, and who sees which."""
+    """The input of routing: the children, numbered ``c``, their transformations and the receptive fields."""
 
     a: Tensor  # n c
     pose: Tensor  # n c p p
@@ -146,9 +146,9 @@ class ConvCaps(nn.Module):
             shared out among its parents before it is assigned to one.
         gain, noise: see ``init``.
         norm_pose: normalise the posterior means of each type with BatchNorm without affine (as in the released code).
-        backend: ``"auto"`` takes the fused kernels where they cover the call, on a CPU where a C++ compiler is found
-            (the first call then waits some seconds for it, once for each machine). Every other name of
-            `vbcaps.kernels.BACKENDS` insists on that backend, ``"reference"`` on the readable code.
+        backend: ``"auto"`` takes the fused kernels if they cover the call, on a CPU if a C++ compiler is found (the first
+            call on a machine then takes some seconds). Every other name of `vbcaps.kernels.BACKENDS` takes this backend
+            or raises an error; ``"reference"`` is the readable code.
 
     Shape:
         - Input: `Capsules` with activations ``n h w in_caps`` and poses ``n h w in_caps p p``.
@@ -241,7 +241,7 @@ class ConvCaps(nn.Module):
     def trace(self, caps: Capsules) -> LayerTrace:
         """Route ``caps`` by the readable reference, and keep every step of it.
 
-        As in ``forward`` BatchNorm normalises by the batch in training; its running statistics then take the batch in.
+        As in ``forward``, BatchNorm in training normalises by the batch and updates its running statistics.
 
         Example:
             >>> layer = ConvCaps(4, 8, kernel_size=3).eval()
@@ -274,7 +274,7 @@ class ConvCaps(nn.Module):
         return Children(a.flatten(1), pose.flatten(1, 3), self.weight.flatten(0, 2), fields, None, size)
 
     def parents_of(self, logit: Tensor, m: Tensor, q: RoutingResult | None, size: tuple[int, int]) -> Capsules:
-        """Normalise what routing gives, ``n l j`` and ``n l j p p``, and make a map of it."""
+        """Normalise the routing's result, ``n l j`` and ``n l j p p``, and return it as a map."""
         logit = by_type(self.norm_a, logit).unflatten(1, size)
         m = m if self.norm_pose is None else by_type(self.norm_pose, m)
         return Capsules(logit.sigmoid(), m.unflatten(1, size), logit, q)
@@ -310,8 +310,8 @@ class ConvCaps(nn.Module):
 class ClassCaps(ConvCaps):
     """One capsule for each class over the whole map; all positions share their transformations.
 
-    So that sharing does not lose where a child was, its position is added to its votes (coordinate addition): row and
-    column of its centre, as a share of the map from 0 to 1, to the first two entries of the right-hand column.
+    Each child's position is added to its votes, since shared transformations would lose it (coordinate addition): row
+    and column of its centre, as shares of the map from 0 to 1, go to the first two entries of the right-hand column.
 
     Args:
         in_caps: types of child capsules.
@@ -360,7 +360,7 @@ class ClassCaps(ConvCaps):
         return Children(a.flatten(1), pose.flatten(1, 3), self.weight.flatten(0, 2), fields, where, (1, 1))
 
     def parents_of(self, logit: Tensor, m: Tensor, q: RoutingResult | None, size: tuple[int, int]) -> Capsules:
-        """Normalise what routing gives, and leave out the position: there is one."""
+        """Normalise the routing's result, and drop the axis of its only position."""
         caps = super().parents_of(logit, m, q, size)
         logits = caps.logits[:, 0, 0] if self.scale is None else caps.logits[:, 0, 0] * self.scale
         return Capsules(logits.sigmoid(), caps.poses[:, 0, 0], logits, None if q is None else without_position(q))
@@ -373,7 +373,7 @@ class ClassCaps(ConvCaps):
 
 
 def without_position(q: RoutingResult) -> RoutingResult:
-    """Drop the axis l of what routing knows, ``n 1 j`` to ``n j``."""
+    """Drop the axis l of a routing's result, ``n 1 j`` to ``n j``."""
     fields: Any = (x[:, 0] if isinstance(x, Tensor) else x for x in q)
     return type(q)(*fields)
 
@@ -395,7 +395,7 @@ def without_autocast(device: torch.device) -> AbstractContextManager:
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """Under autocast, what comes from other layers."""
+    """Return x in float32 if autocast made other layers give it in 16 bits, else unchanged."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 

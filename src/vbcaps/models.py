@@ -1,4 +1,4 @@
-"""The paper's networks {F, d1, d2, d3, d4}, a plain CNN to hold beside them, and the Capsule-VAE.
+"""The paper's networks {F, d1, d2, d3, d4}, a plain CNN to compare them with, and the Capsule-VAE.
 
 Axes: n image, j class, d pose entry, p p pose matrix.
 """
@@ -119,10 +119,10 @@ class CapsNet(nn.Module):
 
 
 class NetworkTrace(NamedTuple):
-    """How a network came to its answer: what `CapsNet.trace` gives.
+    """The steps by which a network came to its answer, as `CapsNet.trace` returns them.
 
     Args:
-        features: what the stem makes of the images, ``n channels h w``.
+        features: the output of the stem, ``n channels h w``.
         layers: by the names ``conv_caps1``, ``conv_caps2`` and ``class_caps``, each with its input (``children``) and
             output (``parents``); the children of the first are the primary capsules.
         output: the network's answer, as ``forward`` gives it.
@@ -134,7 +134,7 @@ class NetworkTrace(NamedTuple):
 
 
 def current_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename the parameters of a state dict that an earlier version wrote to what they are called today.
+    """Rename the parameters of a state dict that an earlier version wrote to their present names.
 
     The factor on the class logits was ``scale`` of the network; it is ``class_caps.scale``. Names may have any prefix
     and any ending, as ``optimiser.scale.exp_avg``.
@@ -143,21 +143,21 @@ def current_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _rename_keys(net: nn.Module, tensors: dict[str, Tensor], *_: Any) -> None:
-    """Let ``load_state_dict`` read what an earlier version wrote."""
+    """Let ``load_state_dict`` read the state dict of an earlier version."""
     renamed = current_names(tensors)
     tensors.clear()
     tensors.update(renamed)
 
 
 class Scores(NamedTuple):
-    """What a `ConvNet` gives: the part of `Capsules` that every classifier has, ``n num_classes`` each."""
+    """The output of a `ConvNet`: the part of `Capsules` that every classifier has, ``n num_classes`` each."""
 
     logits: Tensor
     activations: Tensor
 
 
 class ConvNet(nn.Module):
-    """A plain CNN in the shape of `CapsNet`: the same stem, the same fields, and filters in place of capsules.
+    """A plain CNN in the shape of `CapsNet`: the same stem, the same fields, and filters instead of capsules.
 
     After the stem come convolutions of 1x1, 3x3 of stride 2 and 3x3, each with BatchNorm and ReLU, then the mean over
     positions and a linear classifier.
@@ -290,11 +290,11 @@ class ResidualBlock(nn.Module):
 
 
 class Reconstruction(NamedTuple):
-    """What a `CapsVAE` gives: the network's capsules, and one class capsule decoded.
+    """The output of a `CapsVAE`: the network's capsules, and one class capsule decoded.
 
     Args:
         activations, poses, logits, posterior: of every class, see `Capsules`.
-        images: what was decoded, ``n channels height width``.
+        images: the decoded images, ``n channels height width``.
         label: the class whose capsule was decoded, ``n``.
         code: the sample that was decoded, ``n d``.
         mean: the capsule's posterior mean, ``n d``.
@@ -378,7 +378,7 @@ class CapsVAE(nn.Module):
         Args:
             x: images ``n in_channels height width``.
             dim: the pose entry, from 0 to p p - 1.
-            values: what is added to the posterior mean of that entry, k numbers.
+            values: k numbers that are added to the posterior mean of that entry.
             label: as in ``forward``.
 
         Returns:

@@ -16,15 +16,15 @@ from vbcaps.kernels.norm import take_in
 class RunningStatistics(nn.modules.batchnorm._BatchNorm):
     r"""BatchNorm whose running statistics fit the network from the first step on.
 
-    PyTorch's begin at mean 0 and variance 1, and forget that by a factor of 0.9 in each step. A variance may be 1e-4:
-    then even after 80 steps the 1 outweighs it, and the network is at chance in ``eval`` mode. Here batch t has the
-    share $\max(t^{-1/3}, \text{momentum})$: the first batch replaces what was there, and a network that still changes
-    much forgets early batches soon (a plain mean would lag behind it). Parameters, buffers, and outputs in training
-    are those of PyTorch.
+    PyTorch's statistics begin at mean 0 and variance 1, whose share shrinks by a factor of 0.9 in each step. If the
+    variance is 1e-4, the initial 1 outweighs it even after 80 steps, and the network is at chance in ``eval`` mode.
+    Here batch t has the share $\max(t^{-1/3}, \text{momentum})$: the first batch replaces the initial values, and a
+    network that still changes much soon forgets early batches (a plain mean would lag behind). Parameters, buffers, and
+    outputs in training are those of PyTorch.
 
     Attributes:
-        gather: where several processes train together, a differentiable function that stacks the tensors of all of them
-            (`vbcaps.training.distributed.synchronise` sets it). Each process has as many values.
+        gather: if several processes train together, a differentiable function that stacks the tensors of all of them
+            (`vbcaps.training.distributed.synchronise` sets it). All processes must have equally many values.
     """
 
     gather: Callable[[Tensor], Tensor] | None = None

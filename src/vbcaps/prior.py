@@ -119,7 +119,7 @@ class Prior(nn.Module):
         return _softplus(raw)
 
     def _to_raw(self, name: str, value: Tensor) -> Tensor:
-        """Return what ``_value`` makes this value of."""
+        """Return the raw number from which ``_value`` computes this value."""
         if name == "m0":
             return value.clone()
         if name == "Psi0" and self.precision == "full":
@@ -176,7 +176,7 @@ class Prior(nn.Module):
         return inv_Psi0
 
     def types(self) -> dict[str, int]:
-        """Return, for each name that was given per type, how many types it was given for."""
+        """Return the number of types for each parameter that was given per type."""
         ranks = dict(alpha0=1, m0=2, kappa0=1, Psi0=3 if self.precision == "full" else 2, nu0=1)
         return {name: len(self._kept(name)) for name in NAMES if self._kept(name).ndim == ranks[name]}
 

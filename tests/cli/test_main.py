@@ -176,7 +176,7 @@ def test_eval_knows_the_images_it_was_trained_on_wherever_they_lie(trained, monk
     shutil.copy("own/circle/0.png", "own/circle/new.png")
     said = run("eval", "run", "--data", "own")
     assert "19 images" in said
-    assert "own is not as it was when the network was trained" in said
+    assert "own has changed since the network was trained" in said
     for name in SHAPES:  # too few for a validation share
         for file in sorted((Path("own") / name).iterdir())[1:]:
             file.unlink()
@@ -727,7 +727,7 @@ def test_own_images_are_tried_as_they_come(few):
     """Nothing but a folder: what was chosen is said and recorded; each choice can be made otherwise."""
     said = run("train", "--data", few, "--epochs", 2, "--arch", "8,2,2,2", "--device", "cpu")
     assert "3 classes (circle, square, triangle): 18 images to train on, 6 to test" in said
-    assert "too few images to choose the best epoch by" in said
+    assert "too few images to choose the best epoch" in said
     assert "network input 28x28 (the shorter side of the images is 24, in the median)" in said
     assert "few images: batches of 8" in said
     assert "test: error" in said

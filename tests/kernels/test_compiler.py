@@ -31,7 +31,7 @@ def test_a_cpu_without_a_compiler_is_slow_and_says_so_once(no_compiler):
         run()
     (message,) = {str(one.message) for one in told}
     assert "there is no C++ compiler" in message
-    assert "install a C++ compiler" in message
+    assert "Install a C++ compiler" in message
     assert len(told) == 1
 
 

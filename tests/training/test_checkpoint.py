@@ -102,7 +102,7 @@ def test_a_killed_run_whose_last_file_is_missing_only_tests(tmp_path, tiny_data,
     events = []
     fit(tiny.recipe(epochs=1), folder, device="cpu", resume=True, on_event=events.append)
     assert [event.kind for event in events] == ["note", "start", "end"]
-    assert events[0].message == "goes on from 6 steps done"
+    assert events[0].message == "resumed after 6 steps"
     assert_same_run(finished, folder)
 
 

@@ -383,7 +383,7 @@ def test_an_update_that_is_not_finite_names_the_weight(tmp_path, monkeypatch):
         handle.remove()
 
     monkeypatch.setattr(Learner, "work", blows_up)
-    with pytest.raises(NonFinite, match=r"epoch 1, step 4: conv_caps1.weight is not, since the update before"):
+    with pytest.raises(NonFinite, match=r"epoch 1, step 4: conv_caps1.weight is not, since the last update"):
         fit(tiny.recipe(), tmp_path, device="cpu")
 
 

@@ -42,7 +42,7 @@ def test_few_images_get_small_batches_and_many_epochs(tmp_path):
     made, said = own(photos(tmp_path, 20))
     assert (made.batch, made.epochs, made.validation) == (8, STEPS // 6, 0)  # 48 images
     assert "48 images to train on, 12 to test" in said
-    assert "too few images to choose the best epoch by: the last is tested; --validation 0.2 chooses" in said
+    assert "too few images to choose the best epoch: the last is tested; --validation 0.2 chooses" in said
     assert made.warmup / made.epochs == pytest.approx(recipe("default").warmup / recipe("default").epochs)
     assert "few images: batches of 8 and 100 epochs" in said
     assert [fitting_batch(images, 32) for images in (3, 39, 64, 100, 128, 10_000)] == [8, 8, 16, 16, 32, 32]

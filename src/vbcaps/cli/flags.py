@@ -1,4 +1,4 @@
-"""The command line's flags for a recipe: one for each field of the dataclass, with its type and help."""
+"""The command line's flags for a recipe: one flag for each field of the dataclass, with its type and help."""
 
 import contextlib
 import dataclasses
@@ -17,7 +17,7 @@ NOT_FLAGS = ("name",)  # it is the argument RECIPE
 GROUPS = dict(
     dataset="Data", crop="Images", network="Network and routing", loss="Training"
 )  # by the first field of each
-NONE = object()  # what the word `none` becomes: None itself means that the flag was not given
+NONE = object()  # the value of the word `none`, because None means that the flag was not given
 WORDS: dict[type, str] = {int: "INT", float: "NUMBER", str: "TEXT"}
 
 

@@ -1,11 +1,11 @@
-"""How `--help` looks: flags without the word for their type, and plain text in a narrow window."""
+"""The format of `--help`: flags without a metavar, and plain text in a narrow window."""
 
 import shutil
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-FRAMED = 70  # columns from which options stand in frames; typer cuts their names off in fewer
+FRAMED = 70  # least columns for options in frames; in fewer, typer cuts off their names
 
 
 class _Help:

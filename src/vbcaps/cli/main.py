@@ -1,7 +1,7 @@
 """The command line: ``vbcaps train | eval | predict | recipes | data``. It parses, calls and prints.
 
-PyTorch takes seconds to import, so a command imports what needs it when it is run. `train`, whose flags are made from
-the recipe, is a program of its own (``vbcaps.cli.train``).
+PyTorch takes seconds to import, so each command imports modules that need it only when it runs. `train`, whose flags
+come from the recipe, is a separate program (``vbcaps.cli.train``).
 """
 
 import csv
@@ -45,7 +45,7 @@ DatasetName = Annotated[str, typer.Argument(metavar="DATASET", help="see `vbcaps
 
 
 def main() -> None:
-    # Threads that spin while they wait make a CPU step five times slower as soon as another program wants the cores.
+    # Threads that spin while they wait make a CPU step five times slower if another program uses the cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when PyTorch is imported
     app(prog_name="vbcaps")
 
@@ -84,21 +84,21 @@ def train(context: typer.Context) -> None:
 
 @app.command("eval", cls=Command)
 def evaluate_weights(
-    weights: Annotated[Path, typer.Argument(help="a weights file, the folder of a run, or a name as smallnorb")],
+    weights: Annotated[Path, typer.Argument(help="a weights file, the folder of a run, or a name such as smallnorb")],
     crops: Annotated[int, typer.Option(metavar="INT", help="average over 1, 5 or a square number of crops")] = 1,
     data: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="test on your own images, one folder for each class: on all of them, or on those in test/; of the "
-            "folder it was trained on, on what was held out",
+            help="test on your own images, one folder for each class: all of them, or those in test/; of a folder that "
+            "the network was trained on, those that were held out",
         ),
     ] = None,
     data_folder: DataFolder = None,
     device: Device = "auto",
     picture: Annotated[Path | None, typer.Option(metavar="FILE", help="draw the confusion matrix, as PNG")] = None,
     save: Annotated[
-        bool, typer.Option("--save", metavar="", help="write what several crops give beside result.json")
+        bool, typer.Option("--save", metavar="", help="write the result on several crops beside result.json")
     ] = False,
 ) -> None:
     """Test a network: its error with a 95% interval, and by class. The recipe is in the weights file."""
@@ -151,8 +151,9 @@ def own_images(
 ) -> tuple["Recipe", "Data"]:
     """Return the recipe with a folder of images to test on, and these images.
 
-    All of them are tested; of the folder that the network was trained on, those that were held out. The checksum of the
-    training images tells, since a folder may have moved; weights without a checksum are known by the path.
+    All images are tested, except in the folder that the network was trained on: there, only those that were held out.
+    The checksum of the training images identifies this folder, which may have moved; for weights without a checksum,
+    the path does.
     """
     from vbcaps.data import DataError
     from vbcaps.training.loop import prepare
@@ -164,12 +165,12 @@ def own_images(
         recipe, data=str(folder), image_size=side_of(recipe), viewpoint=None, match=0.0, hold_out="images"
     )
     if was is not None:
-        with suppress(DataError):  # too few to hold one out: of its training images there were enough
+        with suppress(DataError):  # too few images to hold any out, so the network was not trained on them
             there = prepare(recipe, None, device)
             if there.sum == total or (total is None and same):
                 return recipe, there
         if same:
-            complain(f"{folder} is not as it was when the network was trained: all that is there is tested")
+            complain(f"{folder} has changed since the network was trained: all its images are tested")
     return recipe, prepare(recipe, None, device, whole=True)
 
 
@@ -185,13 +186,13 @@ def predict(
     csv_file: Annotated[
         Path | None, typer.Option("--csv", metavar="FILE", help="write the probability of every class")
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="the same as JSON")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="write the same as JSON")] = None,
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE", help="draw the images with their classes, as PNG")
     ] = None,
     device: Device = "auto",
 ) -> None:
-    """Say what images show: the class of each, and its probability."""
+    """Classify images: print the class of each, and its probability."""
     with clear_errors():
         import torch
 
@@ -220,7 +221,7 @@ def predict(
 
 
 def read_named(model: "Model", images: list[Path], picture: Path | None) -> tuple[list[str], list["torch.Tensor"]]:
-    """Return the name of each image and their pixels; the picture that will be drawn is left out."""
+    """Return the name of each image and their pixels, without the file that the picture will be drawn to."""
     from vbcaps.data import image_files
     from vbcaps.training.files import RunError
 
@@ -370,9 +371,9 @@ def check_data(dataset: DatasetName, data_folder: DataFolder = None) -> None:
 
 @contextmanager
 def clear_errors() -> Iterator[None]:
-    """End the program with a message on errors that the user can mend; any other is a bug and shows its traceback.
+    """End the program with a message on errors that the user can fix; any other error is a bug and shows its traceback.
 
-    Throughout the package a ``ValueError`` is about an argument: as on any command line, that is exit code 2.
+    Throughout the package a ``ValueError`` concerns an argument, so it ends the program with exit code 2.
     """
     from vbcaps.data import DataError
     from vbcaps.training.files import RunError

@@ -1,4 +1,4 @@
-"""What a training shows while it runs: live bars in a terminal, plain lines elsewhere, nothing with --quiet."""
+"""The display of a running training: live bars in a terminal, plain lines elsewhere, nothing with --quiet."""
 
 import time
 from types import TracebackType

@@ -1,4 +1,4 @@
-"""What the command line prints: sentences and tables; and the pictures that it draws beside a run."""
+"""The output of the command line: sentences, tables, and the pictures of a run."""
 
 import os
 import statistics
@@ -21,15 +21,15 @@ console = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
 SHOWN = 24  # images in a run's picture of predictions
 GAP, INDENT = "  ", "  "  # between the columns of a table; before the lines of a row that is not in columns
-NARROW = 16  # texts in a table are not wrapped to less
-FAR = 0.15  # a validation error so much above the training error, and twice as high, is worth a word
+NARROW = 16  # least width to which texts in a table are wrapped
+FAR = 0.15  # warn if the validation error is that far above the training error, and more than twice as high
 
 
 class Table:
-    """Rows of text that fit the window: columns, or where these do not fit, each row as a few short lines.
+    """Rows of text that fit the window: in columns, or if these do not fit, each row as a few short lines.
 
-    No word is broken and no cell is cut off. Columns in ``spare`` are left out if only then the others fit. Without a
-    window, as in a pipe, columns are as wide as they need to be, so that a row is a line.
+    No word is broken and no cell is cut off. Columns in ``spare`` are left out if the others fit only without them.
+    Without a window, as in a pipe, columns are as wide as they need to be, so that each row is one line.
     """
 
     def __init__(self, headings: Sequence[str], numbers: Sequence[str] = (), spare: Sequence[str] = ()):
@@ -40,8 +40,8 @@ class Table:
         self.rows.append(cells)
 
     def lines(self, width: int | None) -> list[str]:
-        """Return the table in at most ``width`` columns, as far as its longest word allows; the first line is a heading
-        if the rows are in columns."""
+        """Return the lines of the table, at most ``width`` wide as far as its longest word allows; the first line has
+        the headings if the rows are in columns."""
         widths = self.widths(width)
         if widths is None and self.spare:
             kept = [k for k, heading in enumerate(self.headings) if heading not in self.spare]
@@ -56,7 +56,7 @@ class Table:
         return [line for row in [self.headings, *self.rows] for line in self.columns(row, widths)]
 
     def widths(self, width: int | None) -> list[int] | None:
-        """Return the width of each column, texts but the first wrapped where need be; None where they do not fit."""
+        """Return the width of each column, with texts after the first wrapped if needed, or None if they do not fit."""
         cells = list(zip(self.headings, *self.rows, strict=True))
         widths = [max(map(cell_len, column)) for column in cells]
         over = 0 if width is None else sum(widths) + len(GAP) * (len(widths) - 1) - width
@@ -99,12 +99,12 @@ def wrap(text: str, width: int, indent: str = "") -> list[str]:
 
 
 def table(*headings: str, numbers: Sequence[str] = (), spare: Sequence[str] = ()) -> Table:
-    """Return an empty table whose ``numbers`` are set flush right, after the other columns."""
+    """Return an empty table whose columns ``numbers`` are flush right, after the other columns."""
     return Table(headings, numbers, spare)
 
 
 def window() -> int | None:
-    """Return how many columns there are to write in; None in a pipe or a file."""
+    """Return the width of the window in characters, or None in a pipe or a file."""
     return console.width if console.is_terminal or "COLUMNS" in os.environ else None
 
 
@@ -125,7 +125,7 @@ def percent(share: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """``45 s``, ``3 min 20 s``, ``2 h 05 min``."""
+    """Return a duration as ``45 s``, ``3 min 20 s`` or ``2 h 05 min``."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -135,7 +135,7 @@ def duration(seconds: float) -> str:
 
 
 def say_results(results: Sequence["Result"]) -> None:
-    """Print the results of each run and where its files are, then the mean over all runs."""
+    """Print the results and the files of each run, then the mean over all runs."""
     for result in results:
         name = f"seed {result.seed}: " if len(results) > 1 else ""
         for what, evaluation in (("test", result.test), ("familiar views", result.familiar)):
@@ -156,9 +156,9 @@ def say_results(results: Sequence["Result"]) -> None:
 
 
 def by_heart(result: "Result") -> str:
-    """Return what to do if a network knows its training images and not their classes; an empty string if it does not.
+    """Return advice if a network has learned its training images by heart, else an empty string.
 
-    The error on held-out images tells, or where there are none, and the images are the user's own, that on test images.
+    The error on held-out images decides; if there are none, and the images are the user's own, that on test images.
     """
     recipe, what, error = result.recipe, "validation", result.validation
     if error is None and result.test is not None and recipe.data is not None:
@@ -192,7 +192,7 @@ def say_evaluation(evaluation: "Evaluation", what: str) -> None:
 
 
 def draw(picture: Callable[[], Path | Sequence[Path]], quiet: bool = False) -> None:
-    """Draw a picture and say where it is; if it cannot be drawn, say why and go on."""
+    """Draw a picture and print its path; if it cannot be drawn, print the reason and continue."""
     try:
         drawn = picture()
     except (pictures.NoMatplotlib, OSError) as error:

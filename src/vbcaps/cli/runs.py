@@ -1,4 +1,4 @@
-"""The folders in ``runs/``: ``NAME-1``, ``NAME-2`` and so on, and ``latest``, which leads to the one begun last."""
+"""The folders in ``runs/``: ``NAME-1``, ``NAME-2`` and so on, and ``latest``, which leads to the newest run."""
 
 import os
 import re
@@ -13,10 +13,10 @@ RUNS = Path("runs")
 
 @contextmanager
 def new_run(name: str, chosen: Path | None = None, make: bool = True) -> Iterator[Path]:
-    """Give the folder for a run: ``chosen``, or a new one in ``runs/`` with the next number after its name.
+    """Yield the folder for a run: ``chosen``, or a new one in ``runs/`` with the next number after its name.
 
-    No two processes get the same new folder, since only one can make it. A folder in which nothing was written, because
-    the run could not begin, is removed again. Without ``make`` nothing is made: another process does.
+    Two processes never get the same new folder, since only one of them can create it. A folder that stays empty because
+    the run could not begin is removed. Without ``make`` nothing is created, because another process does it.
     """
     if chosen is not None:
         yield chosen
@@ -42,7 +42,7 @@ def new_run(name: str, chosen: Path | None = None, make: bool = True) -> Iterato
 
 
 def set_latest(folder: Path) -> None:
-    """Let ``runs/latest`` lead to a run beside it: a symbolic link, or where there are none a file with its name."""
+    """Make ``runs/latest`` lead to a run beside it: as a symbolic link, or else as a file with the run's name."""
     latest, beside = folder.with_name(LATEST), folder.with_name(f".{LATEST}-{os.getpid()}")
     if latest.is_dir() and not latest.is_symlink():  # somebody's run
         return

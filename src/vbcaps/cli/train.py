@@ -1,4 +1,4 @@
-"""``vbcaps train``: a recipe, its fields as flags, and what surrounds ``vbcaps.training.loop.fit``."""
+"""``vbcaps train``: run ``vbcaps.training.loop.fit`` with a recipe, whose fields are flags."""
 
 import dataclasses
 import os
@@ -33,7 +33,7 @@ def train(
         Path | None, typer.Option(metavar="FOLDER", help="write the run here; default: runs/RECIPE-1, -2, ...")
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="go on with the run in this folder, for example runs/latest")
+        Path | None, typer.Option(metavar="FOLDER", help="resume the run in this folder, for example runs/latest")
     ] = None,
     source: Annotated[
         str | None,
@@ -64,7 +64,7 @@ def train(
         raise typer.BadParameter("--from cannot be used with --resume: a resumed run has its weights")
     wanted = given(fields)
     chosen = None if recipe is None and (resume or source) is not None else changed(recipe or "default", wanted)
-    first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts, the first one writes and talks
+    first = os.environ.get("RANK", "0") == "0"  # of torchrun's processes only the first writes and prints
     quiet = quiet or not first
     with clear_errors():
         from vbcaps.training.loop import Interrupted, Options, fit, fit_seeds
@@ -105,7 +105,7 @@ def train(
                 models = [fit(chosen, folder, **options)] if one else fit_seeds(chosen, folder, seeds, **options)
         except Interrupted as stop:
             again = f"vbcaps train --resume {shlex.quote(str(folder))}" + (f" --seeds {seeds}" if seeds > 1 else "")
-            complain(f"interrupted; what was done is saved. Go on with: {again}")
+            complain(f"interrupted; the run is saved. Continue it with: {again}")
             raise typer.Exit(stop.code) from None
         if first:
             for model in models:

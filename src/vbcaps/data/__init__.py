@@ -1,4 +1,4 @@
-"""Data: every dataset ends as uint8 tensors; what happens to them on the device is in ``vbcaps.data.augment``."""
+"""Data: every dataset becomes uint8 tensors; ``vbcaps.data.augment`` processes them on the device."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -1,6 +1,6 @@
 """affNIST: train on MNIST, test on affine maps of its test digits in a 40x40 frame.
 
-The original test set is a MATLAB struct. Where it is not there, one of its kind is generated from MNIST.
+The original test set is a MATLAB struct. If it is missing, a similar one is generated from MNIST.
 """
 
 import math
@@ -75,7 +75,7 @@ def _warp(images: Tensor, outline: Tensor, u: Tensor) -> Tensor:
     moved = outline @ A.mT
     low, high = moved.amin(1), moved.amax(1)  # n 2
     room = FRAME - 1 - (high - low)
-    # Ink too wide for the frame is centred in it.
+    # Centre ink that is too wide for the frame.
     shift = torch.where(room >= 0, u[:, 4:] * room, room / 2) - low
 
     # Target pixel x' is read at A^-1 (x' - shift) in the source; torch counts both from -1 to 1, centre to edge.

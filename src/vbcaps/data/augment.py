@@ -1,7 +1,7 @@
-"""From bytes to the network's input, a batch at a time, on the device the bytes are on.
+"""Turn a batch of bytes into the network's input, on the device of the bytes.
 
-Nothing here draws random numbers: they come in as an argument. Nothing waits for the device either, so every method may
-be captured in a CUDA graph. Axes: n image, c channel, y x pixel.
+Random numbers are arguments, and no method waits for the device, so every method may be captured in a CUDA graph.
+Axes: n image, c channel, y x pixel.
 """
 
 import math
@@ -28,7 +28,7 @@ class View:
 
     Arguments:
         crop: height and width of the network's input.
-        pad: the frame around the image out of which training crops are taken.
+        pad: the width of the frame around the image; training crops may include the frame.
         standardise: each channel to mean 0 and variance 1, by the statistics of the "image" (the paper's order on
             smallNORB: standardise, then crop), of the "crop" the network sees (the released code on smallNORB), or of
             the training "dataset" (the released code elsewhere); "none" leaves values in 0 to 1.
@@ -44,8 +44,8 @@ class View:
             "bicubic" hardly does, and goes beyond 0 and 1 at edges.
         cutout: in training, a square of so many pixels a side, anywhere, is set to 0, the mean of a standardised image;
             the square may lie partly outside the crop. 0 is off.
-        fill: what lies outside the image: "black" (pad, then standardise, as the released code does), the "mean"
-            (standardise, then pad with zeros, as the paper says), or what is at its "edge".
+        fill: the pixels outside the image: "black" (pad, then standardise, as the released code does), the "mean"
+            (standardise, then pad with zeros, as the paper says), or the nearest pixel at its "edge".
         mean, std: of the training set for ``standardise="dataset"``; ``fit`` measures them.
     """
 
@@ -93,7 +93,7 @@ class View:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "View":
-        """Return the view in the header of a weights file; it may have fields of an earlier version that are off."""
+        """Return the view in the header of a weights file; it may have fields of an earlier version if they are off."""
         return cls(**without_removed(fields))
 
     def fit(self, split: Split) -> "View":

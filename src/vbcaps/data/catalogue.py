@@ -1,4 +1,4 @@
-"""Datasets by name, and the one way in: ``load_dataset``."""
+"""Load datasets by name: ``load_dataset``."""
 
 import difflib
 from collections.abc import Callable

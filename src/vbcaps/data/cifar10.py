@@ -1,7 +1,7 @@
 """CIFAR-10: the python or the binary version, as the archive or unpacked, or sheets.
 
-A binary batch is rows of one label and 3072 pixels, colour by colour. A python batch is a pickle of a dictionary; it is
-read by an unpickler that knows no class and calls no function, only notes what an array was made of.
+A binary batch consists of rows of one label and 3072 pixels, colour by colour. A python batch is a pickle of a
+dictionary; its unpickler loads no class and calls no function, and only records the contents of arrays.
 """
 
 import io
@@ -52,7 +52,7 @@ def read_pickle(data: bytes, path: str) -> tuple[np.ndarray, np.ndarray]:
     try:
         batch = _Unpickler(io.BytesIO(data), encoding="bytes").load()
         images, labels = _array(batch[b"data"]), np.array(batch[b"labels"], np.int64)
-    except Exception as error:  # a damaged pickle fails in any way it likes
+    except Exception as error:  # a damaged pickle can raise any error
         raise DataError(f"{path}: not a CIFAR-10 batch, or damaged ({error}): {AGAIN}") from error
     if images.ndim != 2 or images.shape[1] != PIXELS or labels.shape != images.shape[:1]:
         raise DataError(f"{path}: data must be n {PIXELS} with n labels, got {images.shape} and {labels.shape}")
@@ -90,7 +90,7 @@ def _array(made: _Made) -> np.ndarray:
 
 
 def _batches(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Return every batch by its name, from the first version that is there; nothing if there is none."""
+    """Return every batch by its name, from the first version found, or an empty dictionary if there is none."""
     wanted = [name for names in BATCHES.values() for name in names]
     for archive, unpacked, suffix, reader in (
         (folder / "cifar-10-binary.tar.gz", folder / "cifar-10-batches-bin", ".bin", read_binary),

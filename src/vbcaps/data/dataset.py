@@ -1,4 +1,4 @@
-"""What every loader gives: uint8 images, labels, and where they came from."""
+"""The result of every loader: uint8 images, labels, and their source."""
 
 import os
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Split(NamedTuple):
     )
 
     def take(self, index: Tensor) -> "Split":
-        """Return the images that ``index`` names, or for which it is True."""
+        """Return the images that ``index`` selects, by numbers or as a mask."""
         return Split(self.images[index], self.labels[index], None if self.info is None else self.info[index])
 
     def to(self, device: torch.device | str) -> "Split":

@@ -1,4 +1,4 @@
-"""Fetch the official files, and say in which state they are."""
+"""Fetch the official files, and check their state."""
 
 import errno
 import hashlib
@@ -102,7 +102,7 @@ def _fetch(file: OfficialFile, place: Path, progress: Progress | None) -> None:
 
 
 def _download(address: str, part: Path, file: OfficialFile, progress: Progress | None) -> None:
-    """Download to ``part``, from where an earlier attempt ended; delete a file that is not the official one."""
+    """Download to ``part``, resuming an earlier attempt; delete a file that is not the official one."""
     have = part.stat().st_size if part.is_file() else 0
     headers = {"User-Agent": "vbcaps"} | ({"Range": f"bytes={have}-"} if have else {})
     request = urllib.request.Request(address, headers=headers)

@@ -1,4 +1,4 @@
-"""What is known of each dataset without its files, and without PyTorch."""
+"""Facts about each dataset that need neither its files nor PyTorch."""
 
 from typing import NamedTuple
 

@@ -20,9 +20,9 @@ from vbcaps.data.splits import held_out, hold_out
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 TEST_NAMES = ("test", "val", "valid", "validation")
-NO_CLASSES = ("__MACOSX",)  # what an archive made on a Mac brings along
+NO_CLASSES = ("__MACOSX",)  # a folder in archives that were made on a Mac
 SYSTEM_FILES = ("thumbs.db", "desktop.ini")
-SHOWN = 5  # files that cannot be read and are named in an error
+SHOWN = 5  # how many unreadable files an error names
 SIZE, TEST_FRACTION, SEED = 32, 0.2, 0
 GREY = {"1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N"}
 LAYOUT = "expected one folder for each class with images in it, or train/ and test/ with such folders"
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Survey(NamedTuple):
-    """What is in a folder of images, by a look at names and headers alone."""
+    """The content of a folder of images, as file names and image headers tell it."""
 
     classes: tuple[str, ...]
     train: tuple[int, ...]  # images of each class, after the test images have been held out
@@ -42,7 +42,7 @@ class Survey(NamedTuple):
 
 
 def survey(root: Path) -> Survey:
-    """Look over a folder that ``image_folder`` can read; raise the same errors but for damaged pixels."""
+    """Survey a folder that ``image_folder`` can read; raise the same errors, except for damaged pixels."""
     parts = _parts(root)
     paths = [path for files in parts.values() for members in files.values() for path in members]
     sides = sorted(_each(_shorter_side, paths))
@@ -97,7 +97,7 @@ def _check_enough(root: Path, files: Files) -> None:
 
 
 def _left_out(root: Path, taken: list[Path]) -> Iterator[str]:
-    """Say which files of a folder are not read, by one example each."""
+    """Return sentences that say which files of a folder are not read, with one example each."""
     known = set(taken)
     files = [path for path in sorted(root.rglob("*")) if path.is_file() and path not in known]
     files = [path for path in files if not _hidden(path.relative_to(root)) and path.name.lower() not in SYSTEM_FILES]
@@ -149,7 +149,7 @@ def fit_image(image: Image.Image, size: int, channels: int, name: str) -> Tensor
         image: of any size: the shorter side is resized to ``size``, the longer cropped.
         size: height and width of the result.
         channels: 1 for grey, 3 for colour.
-        name: of the picture, in errors.
+        name: the name of the picture in errors.
     """
     kind = image.format  # a copy does not have it
     image = ImageOps.exif_transpose(image)
@@ -213,7 +213,7 @@ def _read(files: Files, size: int, channels: int) -> Split:
 def _each(function: Callable[[Path], T], paths: list[Path]) -> list[T]:
     """Call a function for every path, in threads: Pillow decodes outside Python's lock.
 
-    All paths that raise a ``DataError`` are named in one error, so that they can be mended at once.
+    One error names all paths that raise a ``DataError``, so that the user can fix them together.
     """
 
     def call(path: Path) -> T | DataError:

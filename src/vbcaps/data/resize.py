@@ -1,4 +1,4 @@
-"""Antialiased resizing, for every dataset the same."""
+"""Antialiased resizing, the same for every dataset."""
 
 from dataclasses import replace
 

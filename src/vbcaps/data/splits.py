@@ -14,8 +14,8 @@ HELD = ("images", "objects")
 def hold_out(split: Split, fraction: float, seed: int, what: str = "images") -> tuple[Split, Split]:
     """Return a training and a validation set: ``fraction`` of each class, at least one image, is held out.
 
-    With ``what="objects"`` all images of some objects are held out. smallNORB's test has other toys than its training
-    set; images of familiar toys do not tell how a network does on those.
+    With ``what="objects"`` all images of some objects are held out. smallNORB's test set has other toys than its
+    training set, so images of familiar toys do not measure the test error.
 
     The same images and seed give the same sets; each set keeps the order of the images.
     """

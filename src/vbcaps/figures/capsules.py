@@ -1,4 +1,4 @@
-"""A picture of capsules: an image, the parts that class capsules took of it, and the pose of the winner.
+"""A picture of capsules: an image, the parts of it that class capsules took, and the pose of the winner.
 
 Axes: n image, l parent position, i child slot, j parent type, c child; y x row and column of a map of capsules, t its
 types.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vbcaps.models import NetworkTrace
     from vbcaps.weights.model import Model
 
-ROWS = 3  # classes shown: the winner and the next
+ROWS = 3  # number of classes shown, best first
 
 
 def shares_of_children(layer: "LayerTrace", of_parents: Tensor, iteration: int = -1) -> Tensor:
@@ -33,11 +33,11 @@ def shares_of_children(layer: "LayerTrace", of_parents: Tensor, iteration: int =
 
     Args:
         layer: how a layer of capsules routed one image.
-        of_parents: what each parent holds, ``l j``, or ``j`` for class capsules.
-        iteration: whose responsibilities count.
+        of_parents: the amount that each parent holds, ``l j``, or ``j`` for class capsules.
+        iteration: the iteration whose responsibilities count.
 
     Returns:
-        What each child then holds, ``c``; the sum over children is the sum over parents.
+        The amount that each child holds, ``c``; the sum over children is the sum over parents.
     """
     L, I = layer.fields.child.shape
     r = layer.iterations[iteration].r[0].reshape(L, I, -1)
@@ -49,14 +49,14 @@ def shares_of_children(layer: "LayerTrace", of_parents: Tensor, iteration: int =
 
 
 def parts_of_class(trace: "NetworkTrace", j: int, iteration: int = -1) -> Tensor:
-    """Return which part of the image a class capsule was made of, ``y x`` over the map of primary capsules.
+    """Return the parts of the image that a class capsule was made of, ``y x`` over the map of primary capsules.
 
     The class capsule's pose is followed down through all layers: each parent is divided among its children.
 
     Args:
         trace: how a network routed one image.
         j: the class.
-        iteration: of the class layer; the layers below it had come to their end.
+        iteration: the iteration of the class layer; the layers below it count after their last.
     """
     class_layer = trace.layers["class_caps"]
     types = class_layer.parents.poses.shape[1]
@@ -67,21 +67,21 @@ def parts_of_class(trace: "NetworkTrace", j: int, iteration: int = -1) -> Tensor
         held = shares_of_children(layer, held.reshape(layer.fields.child.shape[0], -1))
     y, x, t = trace.layers["conv_caps1"].children.activations.shape[1:]
     seen = held.new_zeros(y * x * t)
-    seen[: len(held)] = held  # children behind the last field are in none
+    seen[: len(held)] = held  # children after the last field are in no field
     return seen.reshape(y, x, t).sum(2)
 
 
 def capsules(model: "Model", image: object, path: str | Path, *, truth: str | None = None) -> Path:
     """Draw how a capsule network came to its answer for one image.
 
-    Left the image; then, for the classes with the highest probabilities, the parts of the image that the class capsule
-    took after each routing iteration; right the pose of the winner, with the standard deviation of each entry where the
-    routing is VB.
+    The image is on the left. In the middle are, for the most probable classes, the parts of the image that the class
+    capsule took after each routing iteration. On the right is the pose of the winner, with the standard deviation of
+    each entry if the routing is VB.
 
     Args:
         model: a trained capsule network.
         image: anything that ``model.predict`` takes, one image.
-        path: of the PNG to write.
+        path: the PNG file to write.
         truth: the right class, for the title.
 
     Returns:
@@ -122,7 +122,7 @@ def capsules(model: "Model", image: object, path: str | Path, *, truth: str | No
 
 
 def _heat(axes: "Axes", grey: np.ndarray, parts: np.ndarray) -> None:
-    """Show the image dimly, and over it the parts as a heat map."""
+    """Draw the image dimly, and over it the parts as a heat map."""
     height, width = grey.shape
     axes.imshow(grey, cmap="gray", alpha=0.55, interpolation="nearest", extent=(0, width, height, 0))
     axes.imshow(parts, cmap="inferno", alpha=0.6, interpolation="bilinear", extent=(0, width, height, 0), vmin=0)
@@ -132,7 +132,7 @@ def _heat(axes: "Axes", grey: np.ndarray, parts: np.ndarray) -> None:
 
 
 def _pose(axes: "Axes", trace: "NetworkTrace", j: int) -> None:
-    """Show the 4x4 pose of class j, and where there is a posterior the standard deviation of each entry."""
+    """Draw the 4x4 pose of class j and, if there is a posterior, the standard deviation of each entry."""
     q = trace.layers["class_caps"].iterations[-1]
     side = trace.output.poses.shape[-1]
     mean = q.m[0, j].reshape(side, side).cpu().numpy()

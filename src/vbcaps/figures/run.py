@@ -1,4 +1,4 @@
-"""Pictures of a run, drawn from what it recorded: learning curves, the confusion matrix, a grid of predictions.
+"""Pictures of a run, drawn from its recorded files: learning curves, the confusion matrix, a grid of predictions.
 
 Drawing needs matplotlib (``pip install vbcaps[plot]``); without it every function raises ``NoMatplotlib``.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BLUE, ORANGE, GREEN, RED, GREY = "#2b6cb0", "#dd6b20", "#2f855a", "#c53030", "#4a5568"
-MOST_CELLS = 20  # classes up to which a cell of the confusion matrix is wide enough for its number
+MOST_CELLS = 20  # greatest number of classes at which a cell of the confusion matrix has room for its number
 
 
 class NoMatplotlib(ImportError):
@@ -26,14 +26,14 @@ class NoMatplotlib(ImportError):
 
 
 def of_run(folder: Path) -> list[Path]:
-    """Learning curves from ``metrics.csv`` and, where the run was tested, the confusion matrix in ``result.json``."""
+    """Draw learning curves from ``metrics.csv`` and, if the run was tested, the confusion matrix in ``result.json``."""
     drawn = [curves([folder], folder / "curves.png")]
     test = json.loads((folder / "result.json").read_text()).get("test")
     return [*drawn, confusion(test, folder / "confusion.png")] if test else drawn
 
 
 def curves(folders: Sequence[Path], path: Path) -> Path:
-    """Loss and error over epochs from each folder's ``metrics.csv``: one thin line per run."""
+    """Draw loss and error over epochs from each folder's ``metrics.csv``, with one thin line per run."""
     figure = new_figure(9.0, 3.4)
     loss_axes, error_axes = figure.subplots(1, 2)
     named: set[str] = set()
@@ -66,7 +66,7 @@ def curves(folders: Sequence[Path], path: Path) -> Path:
 
 
 def confusion(evaluation: dict[str, Any], path: Path) -> Path:
-    """The confusion matrix of a recorded evaluation: rows are the truth, shades the share of a row, numbers counts."""
+    """Draw the confusion matrix of a recorded evaluation: a row per true class, shaded by share, numbered by count."""
     counts, names = np.array(evaluation["confusion"]), [str(row["name"]) for row in evaluation["per_class"]]
     k = len(names)
     if counts.shape != (k, k):
@@ -95,7 +95,7 @@ def predictions(
     path: Path,
     labels: Sequence[int] | None = None,
 ) -> Path:
-    """A grid of images ``n c h w`` (0..255), each with its class and probability; with ``labels``, errors are red."""
+    """Draw a grid of images ``n c h w`` (0..255) with their classes and probabilities; ``labels`` mark errors red."""
     if len(images) == 0 or probabilities.shape != (len(images), len(classes)):
         raise ValueError(
             f"probabilities must be (n, classes) = ({len(images)}, {len(classes)}) with n at least 1, "
@@ -120,7 +120,7 @@ def predictions(
 
 
 def picture_of(image: np.ndarray) -> np.ndarray:
-    """c h w as matplotlib wants it: colour where there are three channels, else the channels side by side in grey."""
+    """Return ``c h w`` in matplotlib's layout: in colour if there are three channels, else channels side by side."""
     return image.transpose(1, 2, 0) if len(image) == 3 else np.concatenate(list(image), axis=1)
 
 
@@ -132,7 +132,7 @@ def new_figure(width: float, height: float) -> "Figure":
         raise NoMatplotlib("pictures need matplotlib: pip install 'vbcaps[plot]'") from error
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
     figure.get_layout_engine().set(w_pad=0.06, h_pad=0.06)  # type: ignore[union-attr,call-arg]
-    FigureCanvasAgg(figure)  # a figure of its own, so no window system and no state is shared with the caller's plots
+    FigureCanvasAgg(figure)  # a separate figure shares no state with the caller's plots and needs no window system
     return figure
 
 
@@ -152,7 +152,7 @@ def _say(axes: "Axes", text: str) -> None:
 
 
 def save(figure: Any, path: Path) -> Path:
-    """Draw in memory and put the file in place at once: a picture is whole or not there."""
+    """Draw in memory and write the file in one step, so that a picture is never half written."""
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png")
     path.parent.mkdir(parents=True, exist_ok=True)

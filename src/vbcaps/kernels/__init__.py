@@ -18,7 +18,7 @@ from vbcaps.routing.fields import Fields
 from vbcaps.routing.votes import in_fields
 
 BACKENDS = ("auto", "reference", "plain", "triton", "cpu")
-HAS_TRITON = importlib.util.find_spec("triton") is not None  # torch.compile cannot trace the question
+HAS_TRITON = importlib.util.find_spec("triton") is not None  # torch.compile cannot trace find_spec
 Routed = tuple[Tensor, Tensor, Posterior | Mixture | Agreement | None]
 
 
@@ -35,14 +35,14 @@ def route(
     """Route children to parents, by kernels or by the readable reference.
 
     Args:
-        routing: ``VBRouting``, ``EMRouting``, ``DynamicRouting``, or a module that is called as they are.
+        routing: ``VBRouting``, ``EMRouting``, ``DynamicRouting``, or a module with the same call signature.
         a: activations of the children, ``n c``.
         pose: their poses, ``n c p q``.
         W: transformations, ``g j q r``; slot i votes with row ``i mod g``.
         fields: the receptive fields.
         coordinates: added to the first two entries of the right-hand column of each vote, ``i 2``.
         backend: one of ``BACKENDS``.
-        posterior: whether to return what the routing knows beside the means.
+        posterior: whether to return the posterior as well.
 
     Returns:
         The logit of each parent, ``n l j``, the means ``n l j p r``, and the posterior or None.
@@ -60,8 +60,8 @@ def route(
 def backend_for(name: str, routing: nn.Module, a: Tensor, pose: Tensor, W: Tensor, fields: Fields) -> Backend | None:
     """Return the backend that serves a call, or None for the reference: the only branch between them.
 
-    ``"auto"`` takes the kernels of the device where they cover the call. A backend that is asked for by its name and
-    does not cover the call raises an error that says why.
+    ``"auto"`` takes the device's kernels if they cover the call, and the reference otherwise. A backend that is asked
+    for by name and does not cover the call raises an error that states the reason.
     """
     if name == "reference" or (name == "auto" and torch.compiler.is_exporting()):
         return None
@@ -78,10 +78,10 @@ def backend_for(name: str, routing: nn.Module, a: Tensor, pose: Tensor, W: Tenso
 
 @functools.cache
 def _warn_of_reference(why: str) -> None:
-    """Warn, once in a process, that routing does without its kernels."""
+    """Warn once per process that routing runs without its kernels."""
     warnings.warn(
-        f"capsule routing takes some 20 times as long as it could on this CPU: {why}. To mend that, install a C++ "
-        "compiler (g++ or clang++; CXX names another); to do without this warning, choose backend='reference'",
+        f"capsule routing is about 20 times slower on this CPU than it could be: {why}. Install a C++ compiler "
+        "(g++ or clang++, or set CXX to another one). To silence this warning, choose backend='reference'",
         stacklevel=2,
     )
 
@@ -89,7 +89,7 @@ def _warn_of_reference(why: str) -> None:
 def refusal(
     run: Backend, routing: nn.Module, a: Tensor, pose: Tensor, W: Tensor, fields: Fields
 ) -> ValueError | TypeError | None:
-    """Return an error that says why a backend does not cover a call, or None where it does."""
+    """Return the error that says why a backend does not cover a call, or None if it does."""
     if type(routing) not in (VBRouting, EMRouting, DynamicRouting):
         why = f"has no kernels for {type(routing).__name__}"
     elif isinstance(routing, VBRouting) and routing.prior.precision == "full":
@@ -110,17 +110,17 @@ def refusal(
 
 
 def native(x: Tensor) -> Backend:
-    """Return the backend of a tensor's device; that it can serve a call is for ``refusal`` to say."""
+    """Return the backend for a tensor's device; ``refusal`` says whether it can serve a call."""
     return backend_named("triton" if x.is_cuda and HAS_TRITON else "cpu")
 
 
 def lay_capsules(x: Tensor) -> Tensor:
-    """Return activations ``n h w c`` or poses ``n h w c p q`` in the order of memory that routing reads next."""
+    """Return activations ``n h w c`` or poses ``n h w c p q`` in the memory order that routing reads."""
     return native(x).lay_capsules(x)
 
 
 def by_type(norm: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Apply a BatchNorm over axis 1 to ``n l j ...``, for each type j, in the order of memory that routing leaves."""
+    """Apply a BatchNorm over axis 1 to each type j of ``n l j ...``, in the memory order that routing writes."""
     if x.ndim == 3:
         return by_type(norm, x[..., None])[..., 0]
     return native(x).by_type(norm, x)
@@ -134,7 +134,7 @@ def batch_norm(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Normalise ``a j ...`` for each j by the batch, and take the batch into the running statistics."""
+    """Normalise ``a j ...`` for each j by the batch's statistics, and update the running statistics."""
     return native(x).batch_norm(x, running, momentum, eps, weight, bias)
 
 
@@ -153,7 +153,7 @@ def _fused(routing: nn.Module) -> Callable[[nn.Module, Votes, bool], Routed]:
 
 
 def _transformed() -> bool:
-    """Return whether ``torch.func`` or forward-mode differentiation is at work: kernels know ``backward`` alone."""
+    """Return whether ``torch.func`` or forward-mode differentiation is active; the kernels support neither."""
     if torch.compiler.is_compiling():
         return False
     return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0

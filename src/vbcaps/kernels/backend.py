@@ -1,15 +1,15 @@
-"""The contract of a backend: the passes over votes, what happens at a parent between them, and how memory lies.
+"""The contract of a backend: the passes over votes, the updates of parents between them, and the memory layout.
 
-Routing is one loop, forward and backward (``order.py``), over passes that no backend may change the meaning of. Votes
-are not kept from pass to pass: each makes ``V_ij = M_i W_ij`` again from the poses and weights in ``Votes``.
+Routing is one loop, forward and backward (``order.py``), over passes that mean the same on every backend. Votes are
+not stored between passes: each pass recomputes ``V_ij = M_i W_ij`` from the poses and weights in ``Votes``.
 
 Axes: n image, c child, l field (parent position), i child slot in a field, j parent type, p q r rows and columns of a
-pose, g row of weights, t iteration, s slots of a child, u parts of a sum that are added where they are read.
+pose, g row of weights, t iteration, s slots of a child, u partial sums, which are added where they are read.
 
-"poses l j n" below is a tensor that holds a 4x4 matrix for each l, j and n, in the order of memory that the backend
-chooses (``new_poses``, ``as_poses``); "slots l i j n" holds a number for each slot, type and image (``new_slots``,
-``as_slots``). Every other tensor is contiguous, in the order that is written here. All have one
-floating type (``dtypes``), but for the index maps of ``Votes``.
+"poses l j n" below is a tensor that holds a 4x4 matrix for each l, j and n, in a memory order that the backend chooses
+(``new_poses``, ``as_poses``); "slots l i j n" holds a number for each slot, type and image (``new_slots``,
+``as_slots``). Every other tensor is contiguous, with its axes in the order given here. All tensors have one floating
+type (``dtypes``), except the index maps of ``Votes``.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from vbcaps.routing.fields import Fields
 
 
 class Votes(NamedTuple):
-    """What makes the votes, as the backend reads it."""
+    """The tensors from which a backend computes the votes."""
 
     a: Tensor  # c n             activations
     pose: Tensor  # poses c n
@@ -30,9 +30,9 @@ class Votes(NamedTuple):
     coordinates: Tensor | None  # i 2    added to the first two entries of a vote's last column
     child: Tensor  # l i         int64: the child in each slot
     parents: Tensor  # c s       int32: the slots (l I + i) that hold a child, then -1
-    seen: Tensor  # c            int32: how many they are
-    types: int  # of children at one position
-    backend: str  # whose order of memory this is
+    seen: Tensor  # c            int32: the number of these slots
+    types: int  # number of child types at one position
+    backend: str  # the backend that chose the memory order
 
     @property
     def sizes(self) -> tuple[int, int, int, int, int]:
@@ -41,7 +41,7 @@ class Votes(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """What the votes of one iteration tell each parent."""
+    """The moments of each parent's votes in one iteration."""
 
     rj: Tensor  # l j n          sum_i R_ij with R_ij = a_i r_ij
     m: Tensor  # poses l j n     (sum_i R_ij V_ij + k0 m0) / (k0 + r_j)
@@ -49,15 +49,15 @@ class Moments(NamedTuple):
 
 
 class MomentGrads(NamedTuple):
-    """How a loss answers to the moments of one iteration."""
+    """The gradients of a loss with respect to the moments of one iteration."""
 
     gb: Tensor  # poses l j n    of sum_i R_ij V_ij: dm_j / (k0 + r_j)
     gS: Tensor  # poses l j n    of S_j
-    gr: Tensor  # l j n          of r_j, but for its part in m_j and S_j
+    gr: Tensor  # l j n          of r_j, without its effect on m_j and S_j
 
 
 class ScoreSums(NamedTuple):
-    """Sums over a parent's slots of dz_ij x^k, x = V_ij - m_j, in u parts."""
+    """The sums of dz_ij x^k over a parent's slots, x = V_ij - m_j, as u partial sums."""
 
     U0: Tensor  # u l j n
     U1: Tensor  # poses u l j n
@@ -65,7 +65,7 @@ class ScoreSums(NamedTuple):
 
 
 class PriorTensors(NamedTuple):
-    """VB's prior; what all types share has no axis j."""
+    """VB's prior; a parameter that all types share has no axis j."""
 
     alpha0: Tensor  # () or j
     m0: Tensor  # d or j d
@@ -75,7 +75,7 @@ class PriorTensors(NamedTuple):
 
 
 class Running(NamedTuple):
-    """What BatchNorm remembers; a batch changes it in place."""
+    """The running statistics of BatchNorm; each batch updates them in place."""
 
     mean: Tensor  # j
     var: Tensor  # j
@@ -83,7 +83,7 @@ class Running(NamedTuple):
 
 
 class VBResult(NamedTuple):
-    """What VB knows of each parent when it ends, beside its moments."""
+    """VB's result for each parent, besides its moments."""
 
     logit: Tensor  # l j n
     alpha: Tensor  # l j n
@@ -95,7 +95,7 @@ class VBResult(NamedTuple):
 
 
 class VBResultGrads(NamedTuple):
-    """How a loss answers to VB's result, with the two expectations that its gradients need again."""
+    """The gradients of a loss with respect to VB's result, and two expectations that the backward pass reuses."""
 
     logit: Tensor  # l j n
     m: Tensor | None  # poses l j n
@@ -108,7 +108,7 @@ class VBResultGrads(NamedTuple):
 
 
 class EMResultGrads(NamedTuple):
-    """How a loss answers to EM's logit, means and variances."""
+    """The gradients of a loss with respect to EM's logit, means and variances."""
 
     logit: Tensor  # l j n
     m: Tensor | None  # poses l j n
@@ -116,7 +116,7 @@ class EMResultGrads(NamedTuple):
 
 
 def backend_named(name: str) -> "Backend":
-    """Return the backend ``"triton"``, ``"cpu"`` or ``"plain"``; it is imported when it is first asked for."""
+    """Return the backend ``"triton"``, ``"cpu"`` or ``"plain"``, imported on first use."""
     if name not in _LOADED:
         if name == "triton":
             from vbcaps.kernels.triton.launch import Triton
@@ -137,28 +137,28 @@ _LOADED: dict[str, "Backend"] = {}
 
 
 class Backend(Protocol):
-    """Passes over votes for one kind of device. Methods write to the tensors that they are given for it."""
+    """The passes over votes for one kind of device. Methods write into tensors that the caller provides."""
 
     name: str
     dtypes: tuple[torch.dtype, ...]
 
-    # --- what it covers ---------------------------------------------------------------------------------------------
+    # --- coverage ---------------------------------------------------------------------------------------------------
 
     def refusal(self, a: Tensor, W: Tensor, fields: Fields, iters: int) -> str | None:
-        """Return why this backend cannot serve a call on this machine, device and batch, or None where it can."""
+        """Return why this backend cannot serve a call on this machine, device and batch, or None if it can."""
 
     # --- around the routing -----------------------------------------------------------------------------------------
 
     def lay_capsules(self, x: Tensor) -> Tensor:
-        """Return activations ``n h w c`` or poses ``n h w c p q`` as they are, in memory as the passes read them."""
+        """Return activations ``n h w c`` or poses ``n h w c p q`` in the memory order that the passes read."""
 
     def by_type(self, norm: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Apply a BatchNorm over axis 1 to ``n l j 1`` or ``n l j p q``, in the order of memory that passes leave."""
+        """Apply a BatchNorm over axis 1 to ``n l j 1`` or ``n l j p q``, in the memory order that the passes write."""
 
     def batch_norm(
         self, x: Tensor, running: Running, momentum: float, eps: float, weight: Tensor | None, bias: Tensor | None
     ) -> Tensor:
-        """Normalise ``a j ...`` for each j by the batch, and take the batch into the running statistics."""
+        """Normalise ``a j ...`` for each j by the batch's statistics, and update the running statistics."""
 
     # --- memory ---------------------------------------------------------------------------------------------------
 
@@ -166,27 +166,27 @@ class Backend(Protocol):
         """Return ``n c p r`` as poses c n."""
 
     def new_poses(self, like: Tensor, *shape: int) -> Tensor:
-        """Return room for poses of this shape, whose last axis counts images."""
+        """Allocate poses of this shape, whose last axis counts images."""
 
     def as_poses(self, x: Tensor) -> Tensor:
         """Return a view of poses as ``... n p r``."""
 
     def new_slots(self, v: Votes, T: int) -> Tensor:
-        """Return room for T times slots l i j n; ``[t]`` is one of them."""
+        """Allocate T tensors of slots l i j n as one; ``[t]`` selects one of them."""
 
     def as_slots(self, x: Tensor, v: Votes) -> Tensor:
         """Return slots l i j n as ``n l i j``."""
 
     def new_terms(self, v: Votes, iters: int) -> Tensor:
-        """Return room for what each parent adds to the gradient of a vote, see ``grad_votes``."""
+        """Allocate the terms that each parent adds to the gradient of a vote (see ``grad_votes``)."""
 
     def parts(self, v: Votes) -> int:
-        """Return into how many parts sums over the slots of a field are dealt."""
+        """Return the number of partial sums into which a sum over the slots of a field is split."""
 
     # --- forward passes over votes ----------------------------------------------------------------------------------
 
     def moments(self, v: Votes, r: Tensor | None, k0: Tensor, m0: Tensor, rj: Tensor, m: Tensor, S: Tensor) -> None:
-        """Write ``rj: l j n``, ``m: poses l j n`` and ``S: poses u l j n`` in parts, as ``Moments`` defines them.
+        """Write ``rj: l j n``, ``m: poses l j n`` and, in parts, ``S: poses u l j n``, as ``Moments`` defines them.
 
         ``r`` are slots l i j n, or None for 1/J everywhere; ``k0: ()`` or ``j``, ``m0: d`` or ``j d``.
         """
@@ -238,7 +238,7 @@ class Backend(Protocol):
     def vb_update(
         self, moments: Moments, spread: Tensor, prior: PriorTensors, wishart: bool, lam: Tensor, K: Tensor
     ) -> None:
-        """Update q(pi, mu, Lambda): from ``rj`` and the parts of S write S, ``lam = nu psi`` and K for ``scores``."""
+        """Update q(pi, mu, Lambda): from ``rj`` and the parts of S, write S, ``lam = nu psi`` and K for ``scores``."""
 
     def vb_logit(
         self,
@@ -251,7 +251,7 @@ class Backend(Protocol):
         beta_u: Tensor,
         result: VBResult,
     ) -> None:
-        """The same in the last iteration: write S, and the result."""
+        """Update q(pi, mu, Lambda) in the last iteration: write S and the result."""
 
     def vb_grad(
         self,
@@ -271,9 +271,9 @@ class Backend(Protocol):
     ) -> None:
         """Go back through the update of iteration t: write ``g`` and the terms of its moments and scores.
 
-        ``result`` are the gradients of the result where t is the last iteration; otherwise it is None, and ``U`` are
-        the sums of the gradients of the scores of iteration t.
-        ``gamma: 3 l j n`` is room for the gradients of alpha, kappa and nu, which are those of the prior.
+        ``result`` holds the gradients of the result if t is the last iteration; otherwise it is None, and ``U`` holds
+        the sums of the score gradients of iteration t. ``gamma: 3 l j n`` receives the gradients of alpha, kappa and
+        nu, from which those of the prior follow.
         """
 
     # --- EM at a parent ---------------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ class Backend(Protocol):
         lam: Tensor,
         K: Tensor,
     ) -> None:
-        """The M-step: from ``rj`` and the parts of S write S, ``lam = 1 / var`` and K for ``scores``."""
+        """Take an M-step: from ``rj`` and the parts of S, write S, ``lam = 1 / var`` and K for ``scores``."""
 
     def em_logit(
         self,
@@ -302,7 +302,7 @@ class Backend(Protocol):
         logit: Tensor,
         var: Tensor,
     ) -> None:
-        """The same in the last iteration: write S, the logit and the variance."""
+        """Take the last M-step: write S, the logit and the variance."""
 
     def em_grad(
         self,
@@ -320,4 +320,4 @@ class Backend(Protocol):
         iters: int,
         glogit: Tensor,
     ) -> None:
-        """Go back through the M-step of iteration t, as ``vb_grad``; ``glogit`` is that of ``beta_a - cost_j``."""
+        """Go back through the M-step of iteration t like ``vb_grad``; write the gradient ``glogit`` of ``beta_a``."""

@@ -1,7 +1,7 @@
 """Dynamic routing by a backend's passes: the fast twin of routing/dynamic.py.
 
-Scores are linear in a vote here: b_ij after some iterations is sum_d w_jd V_ijd, w_j the sum of the parent's poses so
-far, and that is a pass which VB and EM have in their backward. What happens at a parent is little, and plain PyTorch.
+Scores are linear in a vote here: b_ij is sum_d w_jd V_ijd, where w_j is the sum of the parent's poses so far. VB and EM
+have this pass in their backward. The update of a parent is short, and written in plain PyTorch.
 """
 
 from typing import NamedTuple
@@ -25,17 +25,17 @@ class DynamicCall(NamedTuple):
 
 
 class DynamicState(NamedTuple):
-    """The outputs of the operator: the result, and for the backward pass what every iteration summed."""
+    """The outputs of the operator: the result, and the sums of every iteration for the backward pass."""
 
     logit: Tensor  # l j n
     m: Tensor  # poses l j n
-    r: Tensor  # slots t l i j n     those that iterations 1, 2, ... used
+    r: Tensor  # slots t l i j n     responsibilities that iterations 1, 2, ... used
     s: Tensor  # poses t l j n       sums of votes
     w: Tensor  # poses t l j n       sums of the parents' poses
 
 
 def new_state(call: DynamicCall) -> DynamicState:
-    """Return room for the operator's outputs."""
+    """Allocate the operator's outputs."""
     v, T, run = call.votes, call.iters, backend_named(call.votes.backend)
     _, N, L, _, J = v.sizes
     return DynamicState(
@@ -45,7 +45,7 @@ def new_state(call: DynamicCall) -> DynamicState:
 
 
 class DynamicParents:
-    """Sum the votes and squash the sum: what Dynamic routing does at its parents, see ``order.Parents``."""
+    """Dynamic routing's update at its parents, which squashes the sum of the votes, see ``order.Parents``."""
 
     def __init__(self, run: Backend, call: DynamicCall, state: DynamicState):
         self.run, self.call, self.state = run, call, state
@@ -72,7 +72,7 @@ class DynamicParents:
 
 
 def run_dynamic(call: DynamicCall) -> DynamicState:
-    """Route."""
+    """Run Dynamic routing."""
     run, state = backend_named(call.votes.backend), new_state(call)
     route(run, call.votes, DynamicParents(run, call, state), state.r, call.iters)
     return state
@@ -82,7 +82,7 @@ dynamic_route = Op("vbcaps::dynamic_route", DynamicCall, DynamicState, run_dynam
 
 
 class DynamicKept(NamedTuple):
-    """What the backward pass needs."""
+    """The tensors that the backward pass needs."""
 
     call: DynamicCall
     r: Tensor
@@ -91,7 +91,7 @@ class DynamicKept(NamedTuple):
 
 
 class DynamicBackCall(NamedTuple):
-    """The inputs of the operator that goes back."""
+    """The inputs of the backward operator."""
 
     kept: DynamicKept
     dlogit: Tensor  # l j n
@@ -99,7 +99,7 @@ class DynamicBackCall(NamedTuple):
 
 
 class DynamicBack(NamedTuple):
-    """The outputs of the operator that goes back."""
+    """The outputs of the backward operator."""
 
     a: Tensor
     pose: Tensor
@@ -107,7 +107,7 @@ class DynamicBack(NamedTuple):
 
 
 class DynamicParentGrads:
-    """Go back through sums and poses, see ``order.ParentGrads``.
+    """The gradients of sums and poses, see ``order.ParentGrads``.
 
     The gradient of a vote is R_ij ds_j for every sum and dz_ij w_j for every score.
     """
@@ -118,7 +118,7 @@ class DynamicParentGrads:
         self.nothing = torch.zeros_like(given.kept.s[0])
         self.g = MomentGrads(torch.empty_like(self.nothing), self.nothing, torch.zeros_like(given.dlogit))
         self.U = new_score_sums(run, v)
-        self.terms = run.new_terms(v, self.T).zero_()  # votes enter without a center, and not as squares
+        self.terms = run.new_terms(v, self.T).zero_()  # votes enter linearly and without a center
         self.dv = run.as_poses(self.nothing if given.dm is None else given.dm)
 
     def back(self, t: int) -> None:
@@ -150,14 +150,14 @@ def grad_squash(s: Tensor, dv: Tensor, dlogit: Tensor | None) -> Tensor:  # l j 
 
 
 def run_dynamic_back(given: DynamicBackCall) -> DynamicBack:
-    """Go back."""
+    """Compute the gradients of Dynamic routing."""
     call = given.kept.call
     run = backend_named(call.votes.backend)
     return DynamicBack(*route_back(run, call.votes, DynamicParentGrads(run, given), given.kept.r, call.iters))
 
 
 def new_back(given: DynamicBackCall) -> DynamicBack:
-    """Return room for the outputs of the operator that goes back."""
+    """Allocate the outputs of the backward operator."""
     v = given.kept.call.votes
     return DynamicBack(*map(torch.empty_like, (v.a, v.pose, v.W)))
 
@@ -167,7 +167,7 @@ dynamic_route_back.refuse_to_differentiate()
 
 
 def keep(call: DynamicCall, state: DynamicState) -> DynamicKept:
-    """Choose what the backward pass needs."""
+    """Select the tensors that the backward pass needs."""
     return DynamicKept(call, state.r, state.s, state.w)
 
 
@@ -185,7 +185,7 @@ dynamic_route.differentiate(keep, differentiate)
 def dynamic_routing_fused(
     routing: DynamicRouting, votes: Votes, posterior: bool
 ) -> tuple[Tensor, Tensor, Agreement | None]:
-    """Route as ``dynamic_routing`` does with the votes that ``votes`` makes; see ``vb_routing_fused``."""
+    """Route like ``dynamic_routing``, without storing the votes; see ``vb_routing_fused``."""
     state = dynamic_route(DynamicCall(votes, routing.iters))
     run = backend_named(votes.backend)
     logit, poses = images_first(state.logit), poses_first(run, state.m)

@@ -1,4 +1,4 @@
-"""EM routing by a backend's passes: the fast twin of routing/em.py, without a prior in the moments."""
+"""EM routing by a backend's passes: the fast twin of routing/em.py. Its moments have no prior."""
 
 from typing import NamedTuple
 
@@ -34,7 +34,7 @@ class EMCall(NamedTuple):
     min_var: float
 
     def inverse_temperature(self, t: int) -> float:
-        """Return that of iteration t."""
+        """Return the inverse temperature of iteration t."""
         return self.temperature * (1 - self.growth ** (t + 1))
 
 
@@ -56,14 +56,14 @@ class EMState(NamedTuple):
 
 
 def new_state(call: EMCall) -> EMState:
-    """Return room for the operator's outputs."""
+    """Allocate the operator's outputs."""
     v, run = call.votes, backend_named(call.votes.backend)
     _, N, L, _, J = v.sizes
     return EMState(v.a.new_empty(L, J, N), run.new_poses(v.a, L, J, N), *new_history(run, v, call.iters))
 
 
 class EMParents:
-    """The M-step and the E-step: what EM does at its parents, see ``order.Parents``."""
+    """EM's updates at its parents, the M-step and the E-step, see ``order.Parents``."""
 
     def __init__(self, run: Backend, call: EMCall, state: EMState):
         self.run, self.call, self.state, self.moments = run, call, state, state.history.moments
@@ -82,7 +82,7 @@ class EMParents:
 
 
 def run_em(call: EMCall) -> EMState:
-    """Route."""
+    """Run EM routing."""
     run, state = backend_named(call.votes.backend), new_state(call)
     route(run, call.votes, EMParents(run, call, state), state.r, call.iters)
     return state
@@ -92,14 +92,14 @@ em_route = Op("vbcaps::em_route", EMCall, EMState, run_em, new_state)
 
 
 class EMKept(NamedTuple):
-    """What the backward pass needs."""
+    """The tensors that the backward pass needs."""
 
     call: EMCall
     history: History
 
 
 class EMBackCall(NamedTuple):
-    """The inputs of the operator that goes back: what was called, what it keeps, and the gradients of its result."""
+    """The inputs of the backward operator: the forward call, its history, and the gradients of its result."""
 
     call: EMCall
     history: History
@@ -107,7 +107,7 @@ class EMBackCall(NamedTuple):
 
 
 class EMBack(NamedTuple):
-    """The outputs of the operator that goes back."""
+    """The outputs of the backward operator."""
 
     a: Tensor
     pose: Tensor
@@ -117,14 +117,14 @@ class EMBack(NamedTuple):
 
 
 class EMParentGrads:
-    """Go back through the M-steps, see ``order.ParentGrads``."""
+    """The gradients of the M-steps, see ``order.ParentGrads``."""
 
     def __init__(self, run: Backend, given: EMBackCall):
         self.run, self.given = run, given
         call, v = given.call, given.call.votes
         _, N, L, _, J = v.sizes
         self.g = MomentGrads(run.new_poses(v.a, L, J, N), run.new_poses(v.a, L, J, N), v.a.new_empty(L, J, N))
-        # Of beta_a - cost_j, in every iteration: activations take part in routing.
+        # The gradient of beta_a in every iteration, because activations take part in routing.
         self.glogit = v.a.new_empty(call.iters, L, J, N)
         self.U = new_score_sums(run, v)
         self.terms = run.new_terms(v, call.iters)
@@ -144,7 +144,7 @@ class EMParentGrads:
 
 
 def run_em_back(given: EMBackCall) -> EMBack:
-    """Go back."""
+    """Compute the gradients of EM routing."""
     call, history = given.call, given.history
     run = backend_named(call.votes.backend)
     parents = EMParentGrads(run, given)
@@ -153,7 +153,7 @@ def run_em_back(given: EMBackCall) -> EMBack:
 
 
 def new_back(given: EMBackCall) -> EMBack:
-    """Return room for the outputs of the operator that goes back."""
+    """Allocate the outputs of the backward operator."""
     v, call = given.call.votes, given.call
     return EMBack(*map(torch.empty_like, (v.a, v.pose, v.W, call.beta_a, call.beta_u)))
 
@@ -163,7 +163,7 @@ em_route_back.refuse_to_differentiate()
 
 
 def keep(call: EMCall, state: EMState) -> EMKept:
-    """Choose what the backward pass needs."""
+    """Select the tensors that the backward pass needs."""
     return EMKept(call, state.history)
 
 
@@ -178,7 +178,7 @@ em_route.differentiate(keep, differentiate)
 
 
 def em_routing_fused(routing: EMRouting, votes: Votes, posterior: bool) -> tuple[Tensor, Tensor, Mixture | None]:
-    """Route as ``em_routing`` does with the votes that ``votes`` makes; see ``vb_routing_fused``."""
+    """Route like ``em_routing``, without storing the votes; see ``vb_routing_fused``."""
     beta_a, beta_u = routing.beta_a.contiguous(), routing.beta_u.contiguous()
     state = em_route(EMCall(votes, beta_a, beta_u, routing.iters, routing.temperature, routing.growth, routing.min_var))
     run = backend_named(votes.backend)

@@ -1,4 +1,4 @@
-"""BatchNorm in PyTorch, as every backend must compute it."""
+"""BatchNorm in PyTorch; every backend must compute the same values."""
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from vbcaps.kernels.backend import Running
 def plain_batch_norm(
     x: Tensor, running: Running, momentum: float, eps: float, weight: Tensor | None, bias: Tensor | None
 ) -> Tensor:
-    """Normalise ``a j ...`` for each j by the batch, and let the running statistics take the batch in."""
+    """Normalise ``a j ...`` for each j by the batch's statistics, and update the running statistics."""
     y, mean, var = normalise(x, running, eps, weight, bias)
     take_in(running, mean, var, momentum)
     return y
@@ -26,7 +26,7 @@ def normalise(
 
 @torch.no_grad()
 def take_in(running: Running, mean: Tensor, var: Tensor, momentum: float) -> None:
-    """Let the running statistics take a batch in: batch t has the share t^(-1/3), or momentum if that is more."""
+    """Update the running statistics: batch t has the share t^(-1/3), or momentum if that is more."""
     running.batches.add_(1)
     share = running.batches.to(mean.dtype).pow(-1 / 3).clamp_min(momentum)
     running.mean.lerp_(mean, share)

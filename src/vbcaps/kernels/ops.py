@@ -1,7 +1,7 @@
-"""Operators of PyTorch that take and give NamedTuples.
+"""PyTorch operators that take and return NamedTuples.
 
-``torch.library`` knows flat lists of tensors and numbers. ``Op`` makes such an operator of a function of NamedTuples,
-so that nothing is called by its position.
+``torch.library`` handles only flat lists of tensors and numbers. ``Op`` turns a function of NamedTuples into such an
+operator, so that every argument has a name.
 """
 
 import functools
@@ -20,7 +20,7 @@ SCHEMA = {Tensor: "Tensor", Tensor | None: "Tensor?", int: "SymInt", float: "flo
 
 
 def on_its_device(op: Callable[Args, Result]) -> Callable[Args, Result]:
-    """Make the device of an operator's first tensor the current one: that is where Triton launches."""
+    """Make the device of an operator's first tensor the current one, because Triton launches kernels there."""
 
     @functools.wraps(op)
     def on_device(*args: Args.args, **kwargs: Args.kwargs) -> Result:
@@ -31,13 +31,13 @@ def on_its_device(op: Callable[Args, Result]) -> Callable[Args, Result]:
 
 
 class Op(Generic[In, Out]):
-    """An operator of torch.library that takes one NamedTuple, in which others may be, and gives another, of tensors.
+    """A torch.library operator that takes one (possibly nested) NamedTuple and returns a NamedTuple of tensors.
 
     Args:
-        name: the operator's, as ``"vbcaps::vb_route"``.
+        name: the operator's name, such as ``"vbcaps::vb_route"``.
         inputs, outputs: the two NamedTuple types.
         run: the function.
-        shapes: the same function for tensors without storage: it makes the outputs and computes nothing.
+        shapes: the same function for tensors without storage: it allocates the outputs and computes nothing.
     """
 
     def __init__(
@@ -73,9 +73,9 @@ class Op(Generic[In, Out]):
         """Register the operator's gradient.
 
         Args:
-            keep: makes, of inputs and outputs, the NamedTuple that the backward pass needs.
-            back: makes, of that, the outputs' gradients (None where there is none), and which inputs want one, by the
-                names of ``names``, the inputs' gradients by name.
+            keep: maps inputs and outputs to the NamedTuple that the backward pass needs.
+            back: maps this NamedTuple, the outputs' gradients (None where there is none) and a flag for each input
+                that needs a gradient to the inputs' gradients; flags and gradients have the keys of ``names``.
         """
         every = names(self.inputs)
 
@@ -96,7 +96,7 @@ class Op(Generic[In, Out]):
         self.operator.register_autograd(backward, setup_context=setup)
 
     def refuse_to_differentiate(self) -> None:
-        """Let a second derivative be an error that says so."""
+        """Make a second derivative raise an error that says so."""
 
         def refuse(ctx: Any, *grads: Tensor | None) -> None:
             raise RuntimeError(
@@ -107,7 +107,7 @@ class Op(Generic[In, Out]):
 
 
 def fields(kind: Any) -> tuple[tuple[str, Any], ...]:
-    """Return name and type of each value in a NamedTuple type; those of a NamedTuple within it as ``outer_inner``."""
+    """Return the name and type of each value in a NamedTuple type; nested values are named ``outer_inner``."""
     found: list[tuple[str, Any]] = []
     for field, inner in typing.get_type_hints(kind).items():
         found += [(f"{field}_{name}", one) for name, one in fields(inner)] if is_named(inner) else [(field, inner)]
@@ -115,17 +115,17 @@ def fields(kind: Any) -> tuple[tuple[str, Any], ...]:
 
 
 def is_named(kind: Any) -> bool:
-    """Return whether this is the type of a NamedTuple."""
+    """Return whether ``kind`` is a NamedTuple type."""
     return isinstance(kind, type) and issubclass(kind, tuple)
 
 
 def names(kind: Any) -> tuple[str, ...]:
-    """Return the names of ``fields``."""
+    """Return the names that ``fields`` gives."""
     return tuple(name for name, _ in fields(kind))
 
 
 def flatten(value: Any) -> tuple[Any, ...]:
-    """Return the values in a NamedTuple, and in those within it, in order."""
+    """Return the values in a (possibly nested) NamedTuple, in order."""
     flat: list[Any] = []
     for one in value:
         flat.extend(flatten(one) if isinstance(one, tuple) else [one])
@@ -136,12 +136,12 @@ _KINDS: dict[Any, tuple[Any, ...]] = {}
 
 
 def _kinds(kind: Any) -> tuple[Any, ...]:
-    """Return the types in a NamedTuple type; asking Python for them takes long."""
+    """Return the types in a NamedTuple type, cached because ``get_type_hints`` is slow."""
     if kind not in _KINDS:
         _KINDS[kind] = tuple(typing.get_type_hints(kind).values())
     return _KINDS[kind]
 
 
 def unflatten(kind: type[Out], values: Iterator[Any]) -> Out:
-    """Return the NamedTuple that ``flatten`` took apart."""
+    """Return the NamedTuple that ``flatten`` flattened to ``values``."""
     return kind(*[unflatten(inner, values) if is_named(inner) else next(values) for inner in _kinds(kind)])

@@ -1,7 +1,7 @@
 """One order of passes for VB, EM and Dynamic routing, forward and backward.
 
-``route`` and ``route_back`` string the passes of a backend together. What an algorithm does at its parents between
-them is the algorithm's: ``vb.py``, ``em.py``, ``dynamic.py``.
+``route`` and ``route_back`` call the passes of a backend in order. Each algorithm updates its parents between passes in
+its own way: see ``vb.py``, ``em.py`` and ``dynamic.py``.
 """
 
 import functools
@@ -14,13 +14,13 @@ from vbcaps.kernels.backend import Backend, MomentGrads, Moments, ScoreSums, Vot
 
 
 class History(NamedTuple):
-    """The moments and responsibilities of every iteration, which the backward pass needs; VB's and EM's."""
+    """The moments and responsibilities of every iteration, which the backward passes of VB and EM need."""
 
     m: Tensor  # poses l j n          of the last iteration
     early_m: Tensor  # poses t l j n  of the iterations before
     rj: Tensor  # t l j n
     S: Tensor  # poses t l j n
-    r: Tensor  # slots t l i j n      those that iterations 1, 2, ... used
+    r: Tensor  # slots t l i j n      responsibilities that iterations 1, 2, ... used
 
     def moments(self, t: int) -> Moments:
         """Return the moments of iteration t."""
@@ -28,7 +28,7 @@ class History(NamedTuple):
 
 
 def new_history(run: Backend, v: Votes, iters: int) -> History:
-    """Return room for a history."""
+    """Allocate a history."""
     _, N, L, _, J = v.sizes
     poses = functools.partial(run.new_poses, v.a)
     return History(
@@ -38,36 +38,36 @@ def new_history(run: Backend, v: Votes, iters: int) -> History:
 
 
 def moments_room(run: Backend, v: Votes, moments: Moments) -> tuple[Tensor, Tensor, Tensor]:
-    """Return where a pass writes these moments: rj, m, and S in parts; one part is S itself."""
+    """Return the tensors into which a pass writes these moments: rj, m and the parts of S (a single part is S)."""
     u, (_, N, L, _, J) = run.parts(v), v.sizes
     return moments.rj, moments.m, moments.S[None] if u == 1 else run.new_poses(v.a, u, L, J, N)
 
 
 class Parents(Protocol):
-    """What an algorithm does at its parents in one forward pass."""
+    """The updates that an algorithm makes at its parents in one forward pass."""
 
     k0: Tensor  # () or j     weight of m0 in the moments
     m0: Tensor  # d or j d
 
     def moments(self, t: int) -> Moments:
-        """Return where the moments of iteration t go."""
+        """Return the tensors that receive the moments of iteration t."""
 
     def update(self, t: int, spread: Tensor) -> None:
-        """From the moments, S of which comes in parts, make what the scores need or, in the end, the result."""
+        """Compute the inputs of the scores or, at the last t, the result; ``spread`` holds the parts of S."""
 
     def score(self, t: int, r: Tensor) -> None:
         """Write the responsibilities of the next iteration."""
 
 
 def route(run: Backend, v: Votes, parents: Parents, r: Tensor, iters: int) -> None:
-    """Route: Algorithm 1, and EM's and Dynamic routing's, as passes over votes.
+    """Run Algorithm 1, EM routing or Dynamic routing as passes over votes.
 
     Args:
-        run: the backend whose passes these are.
-        v: what makes the votes.
-        parents: what happens at the parents between the passes.
-        r: room for the responsibilities that iterations 1, 2, ... use, iters - 1 times slots l i j n.
-        iters: how many iterations.
+        run: the backend that provides the passes.
+        v: the tensors from which the votes are computed.
+        parents: the updates of the parents between the passes.
+        r: receives the responsibilities that iterations 1, 2, ... use, iters - 1 times slots l i j n.
+        iters: the number of iterations.
     """
     for t in range(iters):
         rj, m, spread = moments_room(run, v, parents.moments(t))
@@ -78,10 +78,10 @@ def route(run: Backend, v: Votes, parents: Parents, r: Tensor, iters: int) -> No
 
 
 class ParentGrads(Protocol):
-    """What an algorithm does at its parents in one backward pass."""
+    """The gradients that an algorithm computes at its parents in one backward pass."""
 
-    terms: Tensor  # what parents add to the gradients of votes
-    U: ScoreSums  # room for the sums of the present iteration's score gradients
+    terms: Tensor  # the terms that parents add to the gradients of votes
+    U: ScoreSums  # receives the sums of the present iteration's score gradients
 
     def back(self, t: int) -> None:
         """Go back through the update of iteration t: from the result's gradients (the last t) or the sums ``U``."""
@@ -90,7 +90,7 @@ class ParentGrads(Protocol):
         """Return the means m_j of iteration t and the gradients of its moments."""
 
     def center(self, t: int) -> Tensor:
-        """Return the poses around which the scores of iteration t were taken."""
+        """Return the poses around which iteration t computed its scores."""
 
 
 def route_back(
@@ -99,12 +99,12 @@ def route_back(
     """Return the gradients of activations (``c n``), poses (poses c n) and weights (``g j q r``).
 
     Args:
-        run: the backend whose passes these are.
-        v: what makes the votes.
-        parents: what happens at the parents between the passes.
+        run: the backend that provides the passes.
+        v: the tensors from which the votes are computed.
+        parents: the gradients of the parents' updates between the passes.
         r: the responsibilities that ``route`` wrote.
-        iters: how many iterations it had.
-        only_last: take the responsibilities of the last iteration as given.
+        iters: the number of iterations of ``route``.
+        only_last: treat the responsibilities of the last iteration as constants.
     """
     da, s = torch.empty_like(v.a), torch.empty_like(v.a)
     dR = run.new_slots(v, iters)  # dR[t - 1] becomes dz[t - 1]; dR[-1] is that of t = 0
@@ -122,7 +122,7 @@ def route_back(
 
 
 def new_score_sums(run: Backend, v: Votes) -> ScoreSums:
-    """Return room for the sums of a score's gradients over the slots of each parent."""
+    """Allocate the sums of score gradients over the slots of each parent."""
     _, N, L, _, J = v.sizes
     u = run.parts(v)
     return ScoreSums(v.a.new_empty(u, L, J, N), run.new_poses(v.a, u, L, J, N), run.new_poses(v.a, u, L, J, N))
@@ -142,10 +142,10 @@ def poses_first(run: Backend, x: Tensor) -> Tensor:
 
 
 def responsibilities(run: Backend, r: Tensor, v: Votes) -> Tensor:
-    """Return those that the last iteration used, ``n l i j``: 1/J where there was one iteration only.
+    """Return the responsibilities that the last iteration used, ``n l i j``: 1/J if there was only one iteration.
 
-    Passes have no gradient of them, and asking for one raises an error. Compiled code asks for every gradient, so
-    there they are detached.
+    The passes have no gradient of responsibilities, and asking for it raises an error. Compiled code asks for every
+    gradient, so there the responsibilities are detached.
     """
     _, N, L, I, J = v.sizes
     last = run.as_slots(r[-1], v) if len(r) else r.new_full((), 1 / J)
@@ -154,7 +154,7 @@ def responsibilities(run: Backend, r: Tensor, v: Votes) -> Tensor:
 
 
 class NoGradient(torch.autograd.Function):
-    """The identity, whose gradient is an error: one would be wrong."""
+    """The identity, whose backward pass raises an error: any gradient would be wrong."""
 
     @staticmethod
     def forward(ctx: Any, r: Tensor) -> Tensor:
@@ -162,4 +162,4 @@ class NoGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> None:
-        raise RuntimeError("fused routing has no gradient of its responsibilities; use backend='reference' for it")
+        raise RuntimeError("fused routing has no gradient of its responsibilities; use backend='reference' to get one")

@@ -1,9 +1,9 @@
-"""The passes in PyTorch: what ``Backend`` promises, in as few lines as possible, for any device and floating type.
+"""The passes in PyTorch: the contract of ``Backend`` in as few lines as possible, for any device.
 
-Each pass makes every vote of the layer, so it is slow: it is there to be read beside the kernels, and to test the order
-of passes in float64.
+Each pass computes every vote of the layer, so it is slow. These passes exist to be read beside the kernels, and to
+test the order of passes in float64.
 
-Memory is plain: poses are ``... n p r``, slots ``l i j n``, terms ``k l j n p r``.
+The memory layout: poses are ``... n p r``, slots ``l i j n``, terms ``k l j n p r``.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from vbcaps.kernels.backend import (
 from vbcaps.kernels.norm import plain_batch_norm
 from vbcaps.routing.fields import Fields, softmax_over_parents
 
-SMALLEST = 1e-19  # sums of responsibilities are divided by as at least this
+SMALLEST = 1e-19  # the least value of a sum of responsibilities in a divisor
 
 
 def all_votes(v: Votes) -> Tensor:
@@ -54,12 +54,12 @@ def sum_over_children(v: Votes, x: Tensor) -> Tensor:
 
 
 def of_types(x: Tensor) -> Tensor:
-    """Return a prior's number, ``()`` or ``j``, against ``l j n``."""
+    """Return a prior's scalar, ``()`` or ``j``, in a shape that broadcasts against ``l j n``."""
     return x.view(-1, 1)
 
 
 def of_poses(x: Tensor) -> Tensor:
-    """Return a prior's vector, ``d`` or ``j d``, against ``l j n p r``."""
+    """Return a prior's vector, ``d`` or ``j d``, in a shape that broadcasts against ``l j n p r``."""
     return x.view(-1, 1, 4, 4)
 
 
@@ -320,7 +320,7 @@ class Plain:
     def _put_terms(
         self, m: Tensor, last_m: Tensor, g: MomentGrads, lam: Tensor | None, terms: Tensor, t: int, iters: int
     ) -> None:
-        """Write what a parent adds to dV through moments t and scores t, around the last iteration's mean."""
+        """Write the terms that a parent adds to dV through moments t and scores t, around the last iteration's mean."""
         shift = last_m - m
         terms[2 * t], terms[2 * t + 1] = g.gb + 2 * g.gS * shift, 2 * g.gS
         if lam is None:

@@ -1,7 +1,7 @@
 """VB routing with diagonal precision by a backend's passes: the fast twin of routing/vb.py.
 
-`vb_routing_fused` takes children, poses and weights instead of votes, and gives what `vb_routing` gives for the votes
-they make.
+`vb_routing_fused` takes children, poses and weights instead of votes, and returns the result of `vb_routing` on the
+votes that they define.
 """
 
 from typing import NamedTuple
@@ -36,7 +36,7 @@ class VBCall(NamedTuple):
     iters: int
     wishart: bool
     paper: bool
-    only_last: bool  # gradients go through the last iteration alone
+    only_last: bool  # gradients go through the last iteration only
 
 
 class VBState(NamedTuple):
@@ -57,7 +57,7 @@ class VBState(NamedTuple):
 
     @property
     def result(self) -> VBResult:
-        """Return what VB knows of each parent in the end."""
+        """Return VB's result for each parent."""
         return VBResult(*self[:7])
 
     @property
@@ -67,7 +67,7 @@ class VBState(NamedTuple):
 
 
 def new_state(call: VBCall) -> VBState:
-    """Return room for the operator's outputs."""
+    """Allocate the operator's outputs."""
     v, run = call.votes, backend_named(call.votes.backend)
     _, N, L, _, J = v.sizes
     logit, alpha, kappa, nu, E_ln_pi, E_lndet = (v.a.new_empty(L, J, N) for _ in range(6))
@@ -76,7 +76,7 @@ def new_state(call: VBCall) -> VBState:
 
 
 class VBParents:
-    """Update q(pi, mu, Lambda) and q(z): what VB does at its parents, see ``order.Parents``."""
+    """VB's updates of q(pi, mu, Lambda) and q(z) at its parents, see ``order.Parents``."""
 
     def __init__(self, run: Backend, call: VBCall, state: VBState):
         self.run, self.call, self.state, self.moments = run, call, state, state.history.moments
@@ -97,7 +97,7 @@ class VBParents:
 
 
 def run_vb(call: VBCall) -> VBState:
-    """Route."""
+    """Run VB routing."""
     run, state = backend_named(call.votes.backend), new_state(call)
     route(run, call.votes, VBParents(run, call, state), state.r, call.iters)
     return state
@@ -107,16 +107,16 @@ vb_route = Op("vbcaps::vb_route", VBCall, VBState, run_vb, new_state)
 
 
 class VBBackCall(NamedTuple):
-    """The inputs of the operator that goes back: what was called, what it keeps, and the gradients of its result."""
+    """The inputs of the backward operator: the forward call, its history, and the gradients of its result."""
 
     call: VBCall
     history: History
     result: VBResultGrads
-    prior: bool  # whether a gradient of the prior is asked for
+    prior: bool  # whether the prior needs a gradient
 
 
 class VBBack(NamedTuple):
-    """The outputs of the operator that goes back; those of the prior are empty where nobody asked for them."""
+    """The outputs of the backward operator; the prior's gradients are empty if they were not asked for."""
 
     a: Tensor
     pose: Tensor
@@ -129,7 +129,7 @@ class VBBack(NamedTuple):
 
 
 class VBParentGrads:
-    """Go back through the updates of q(pi, mu, Lambda), see ``order.ParentGrads``."""
+    """The gradients of VB's updates of q(pi, mu, Lambda), see ``order.ParentGrads``."""
 
     def __init__(self, run: Backend, given: VBBackCall):
         self.run, self.given = run, given
@@ -140,7 +140,7 @@ class VBParentGrads:
         self.U = new_score_sums(run, v)
         self.gamma = v.a.new_empty(3, T if given.prior else 0, L, J, N)  # of alpha, kappa, nu
         self.terms = run.new_terms(v, T)
-        if call.only_last:  # nothing comes from the iterations before
+        if call.only_last:  # earlier iterations contribute nothing
             for x in (self.gb, self.gS, self.gamma, self.terms):
                 x.zero_()
 
@@ -161,7 +161,7 @@ class VBParentGrads:
     def of_prior(self) -> PriorTensors:
         """Return the gradients of the prior, from those of every iteration's moments.
 
-        m = (sum R V + kappa0 m0) / kappa and S = sum R (V - m)^2 + kappa0 (m0 - m)^2, of which m is the minimum.
+        m = (sum R V + kappa0 m0) / kappa minimises S = sum R (V - m)^2 + kappa0 (m0 - m)^2.
         """
         history, p, as_poses = self.given.history, self.given.call.prior, self.run.as_poses
         gb, gS = as_poses(self.gb), as_poses(self.gS)  # t l j n p r
@@ -181,7 +181,7 @@ class VBParentGrads:
 
 
 def run_vb_back(given: VBBackCall) -> VBBack:
-    """Go back."""
+    """Compute the gradients of VB routing."""
     call = given.call
     run = backend_named(call.votes.backend)
     parents = VBParentGrads(run, given)
@@ -192,7 +192,7 @@ def run_vb_back(given: VBBackCall) -> VBBack:
 
 
 def new_back(given: VBBackCall) -> VBBack:
-    """Return room for the outputs of the operator that goes back."""
+    """Allocate the outputs of the backward operator."""
     v, prior = given.call.votes, given.call.prior
     of_prior = [torch.empty_like(p) if given.prior else p.new_empty(0) for p in prior]
     return VBBack(torch.empty_like(v.a), torch.empty_like(v.pose), torch.empty_like(v.W), *of_prior)
@@ -203,7 +203,7 @@ vb_route_back.refuse_to_differentiate()
 
 
 class VBKept(NamedTuple):
-    """What the backward pass needs."""
+    """The tensors that the backward pass needs."""
 
     call: VBCall
     history: History
@@ -212,7 +212,7 @@ class VBKept(NamedTuple):
 
 
 def keep(call: VBCall, state: VBState) -> VBKept:
-    """Choose it."""
+    """Select the tensors that the backward pass needs."""
     return VBKept(call, state.history, state.E_ln_pi, state.E_lndet)
 
 
@@ -237,16 +237,16 @@ vb_route.differentiate(keep, differentiate)
 
 
 def vb_routing_fused(routing: VBRouting, votes: Votes, posterior: bool) -> tuple[Tensor, Tensor, Posterior | None]:
-    """Route as ``vb_routing`` does with the votes that ``votes`` makes.
+    """Route like ``vb_routing``, without storing the votes.
 
     Args:
         routing: the module, for its prior, offsets and options.
-        votes: what makes the votes.
-        posterior: whether to return one; without, some copies are saved.
+        votes: the tensors from which the votes are computed.
+        posterior: whether to return the posterior; leaving it out saves some copies.
 
     Returns:
-        The logit ``n l j``, the means as ``n l j p r``, and the posterior. Its responsibilities have no gradient:
-        asking for one raises an error.
+        The logit ``n l j``, the means ``n l j p r``, and the posterior or None. The responsibilities of the posterior
+        have no gradient: asking for it raises an error.
     """
     p = routing.prior()
     prior = PriorTensors(*(x.contiguous() for x in (p.alpha0, p.m0, p.kappa0, p.inv_Psi0, p.nu0)))

@@ -1,4 +1,4 @@
-"""Receptive fields: which child sits where, and which parents compete for it.
+"""Receptive fields: the children in each field, and the parents that compete for each child.
 
 Axes: n image, l parent position, i child slot in a receptive field, j parent type.
 """
@@ -31,7 +31,7 @@ class Fields(NamedTuple):
 
 
 def kept(make: Callable[P, T]) -> Callable[P, T]:
-    """Keep what ``make`` makes for each set of arguments, unless it is made while a compiler traces."""
+    """Cache the results of ``make`` by its arguments, except while a compiler traces."""
     make_once = functools.lru_cache(maxsize=64)(make)
 
     @functools.wraps(make)
@@ -140,7 +140,7 @@ def check_iters(iters: int) -> None:
 
 
 def check_routing_inputs(a: Tensor, V: Tensor, child: Tensor, children: int | None, iters: int) -> int:
-    """Raise an error that names a wrong argument, what came and what is allowed; return the number of children."""
+    """Raise an error that names a wrong argument, its value and the allowed values; return the number of children."""
     check_iters(iters)
     if V.ndim != 5 or 0 in V.shape:
         raise ValueError(f"V must have shape (n, l, i, j, d) with no empty axis, got {tuple(V.shape)}")

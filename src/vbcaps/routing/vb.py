@@ -267,7 +267,7 @@ def expected_mahalanobis(V: Tensor, q: Posterior) -> Tensor:
 
 
 def rounded(q: Posterior, dtype: torch.dtype) -> Posterior:
-    """Return the posterior as ``dtype``, but for a full psi, whose determinant float32 cannot keep."""
+    """Return the posterior as ``dtype``, except a full psi, whose determinant float32 cannot hold."""
     return to(q, dtype)._replace(psi=q.psi) if q.full else to(q, dtype)
 
 
@@ -364,7 +364,7 @@ class VBRouting(nn.Module):
         """Return beta_a and beta_u, without a gradient where BatchNorm subtracts them.
 
         In training BatchNorm takes away what all parents of a type have in common: the true gradient of such an offset
-        is 0. Rounding leaves 1e-9 of it, which Adam blows up to steps of full length: the offset walks at random,
+        is 0. Rounding leaves about 1e-9, which Adam scales up to steps of full length. The offset then walks at random,
         faster than running statistics can follow, and the network is at chance in ``eval`` mode.
         """
         if not (self.training and self.normalised):

@@ -13,7 +13,7 @@ from vbcaps.routing.fields import Fields
 def in_fields(
     a: Tensor, pose: Tensor, W: Tensor, fields: Fields, coordinates: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return what the reference routes: the children in all slots and their votes.
+    """Return the inputs of the reference: the children in all slots, and their votes.
 
     Args:
         a: activations of the children, ``n c``.

@@ -1,1 +1,1 @@
-"""The training program: from a recipe to a folder that explains itself."""
+"""The training program: it turns a recipe into a trained model and a self-explanatory folder."""

@@ -1,4 +1,4 @@
-"""The state of a run: what a run needs to go on, with the same bits as if it had never stopped."""
+"""The state of a run: everything that a run needs to resume with the same bits as if it had never stopped."""
 
 import zlib
 from typing import Any, NamedTuple
@@ -12,11 +12,11 @@ from vbcaps.training.recipe import Recipe
 from vbcaps.weights.tensors import pack_tensors, unpack_tensors
 
 FORMAT = "vbcaps state 1"
-MAY_CHANGE = ("save_seconds", "data")  # fields that may differ when a run goes on; the data have a checksum
+MAY_CHANGE = ("save_seconds", "data")  # fields that may differ when a run resumes; a checksum identifies the data
 
 
 class State(NamedTuple):
-    """The position of a run, as the header of ``state.safetensors`` has it; its tensors are ``Learner.tensors()``."""
+    """The position of a run, stored in the header of ``state.safetensors``; its tensors are ``Learner.tensors()``."""
 
     recipe: dict[str, Any]
     data: str  # the checksum of images and labels
@@ -47,7 +47,7 @@ def unpack_state(content: bytes, file: str) -> tuple[dict[str, Tensor], State]:
 
 
 def fingerprint(*splits: Split | None) -> str:
-    """Return a checksum of images and labels, so that a run does not go on with other data."""
+    """Return a checksum of images and labels, so that a run does not resume with other data."""
     total = 0
     for split in splits:
         if split is not None:
@@ -59,7 +59,7 @@ def fingerprint(*splits: Split | None) -> str:
 def check_same(saved: dict[str, Any], recipe: Recipe, folder: object) -> None:
     """Raise an error that names the fields in which the saved recipe of a folder differs from ``recipe``."""
     try:
-        saved = Recipe.from_json(saved).to_json()  # with the defaults of fields that have come to recipes since
+        saved = Recipe.from_json(saved).to_json()  # fills in fields that recipes have gained since
     except (TypeError, ValueError) as error:
         raise RunError(f"{folder} has a recipe that vbcaps {vbcaps.__version__} cannot read: {error}") from error
     mine = recipe.to_json()

@@ -1,16 +1,17 @@
-"""Several processes on one or more machines, started by torchrun: who is who, and BatchNorm over all of them.
+"""Training by several processes on one or more machines, started by torchrun: their ranks, and BatchNorm over all.
 
 One machine with four GPUs (or four processes on its CPU, with --device cpu)::
 
     torchrun --nproc-per-node 4 -m vbcaps train smallnorb --out run
 
-Two machines with four each, the same command on both, RANK being 0 on the first and 1 on the second::
+Two machines with four processes each run the same command, with RANK 0 on the first and 1 on the second::
 
     torchrun --nnodes 2 --nproc-per-node 4 --node-rank RANK --master-addr FIRST --master-port 29500 \
         -m vbcaps train smallnorb --out run
 
-Each process takes its share of every batch; ``batch`` stays the size of the whole. Only the first process writes, and
-only its machine needs the folder of the run; every one needs the data. ``--resume`` goes on with any number of them.
+Each process takes its share of every batch; ``batch`` is the size of the whole batch. Only the first process writes,
+and only its machine needs the run's folder; every machine needs the data. ``--resume`` works with any number of
+processes.
 """
 
 import os
@@ -32,11 +33,11 @@ class Group(NamedTuple):
 
     @property
     def writes(self) -> bool:
-        """Whether this process is the one that writes files and reports."""
+        """Return whether this process writes files and reports."""
         return self.rank == 0
 
     def share(self, count: int) -> slice:
-        """This process's part of a batch of ``count``."""
+        """Return this process's part of a batch of ``count`` images."""
         each = count // self.size
         return slice(self.rank * each, (self.rank + 1) * each)
 
@@ -54,7 +55,7 @@ class Group(NamedTuple):
         return int(x)
 
     def read(self, path: Path, device: torch.device) -> bytes:
-        """A file that only the first process needs to have."""
+        """Return the content of a file that only the first process needs to have."""
         if self.size == 1:
             return path.read_bytes()
         content = path.read_bytes() if self.writes else b""
@@ -74,7 +75,7 @@ def started_by_torchrun() -> bool:
 
 
 def join(device: torch.device) -> Group:
-    """Meet the other processes: over NCCL for GPUs, over gloo for CPUs. Alone where there are none."""
+    """Join the other processes, over NCCL for GPUs and gloo for CPUs; return ``ALONE`` if there are none."""
     if not started_by_torchrun():
         return ALONE
     if not dist.is_initialized():
@@ -88,7 +89,7 @@ def leave() -> None:
 
 
 class AllGather(torch.autograd.Function):
-    """Stack the tensors of all processes, differentiably; PyTorch's own is deprecated in one version or private."""
+    """Stack the tensors of all processes, differentiably; PyTorch's own versions are deprecated or private."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -104,7 +105,7 @@ class AllGather(torch.autograd.Function):
 
 
 def synchronise(net: nn.Module) -> nn.Module:
-    """Let every BatchNorm in ``net`` see the batches of all processes; ``SyncBatchNorm`` of PyTorch needs GPUs."""
+    """Make every BatchNorm in ``net`` use the batches of all processes; PyTorch's ``SyncBatchNorm`` needs GPUs."""
     for module in net.modules():
         if isinstance(module, RunningStatistics):
             module.gather = AllGather.apply

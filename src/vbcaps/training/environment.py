@@ -1,4 +1,4 @@
-"""Where a run ran: commit, command, versions, device."""
+"""The environment of a run: commit, command, versions, device."""
 
 import functools
 import os
@@ -15,7 +15,7 @@ import vbcaps
 
 @functools.cache
 def commit() -> str:
-    """Return the commit of the running source; ``VBCAPS_COMMIT`` where the source is no repository."""
+    """Return the commit of the running source, or ``VBCAPS_COMMIT`` if it is set."""
     if named := os.environ.get("VBCAPS_COMMIT"):
         return named
     here = Path(__file__).parent
@@ -30,7 +30,7 @@ def commit() -> str:
 
 
 def environment(device: torch.device, processes: int) -> dict[str, Any]:
-    """Return what ``environment.json`` says; its note is the text of ``VBCAPS_NOTE``, such as a shared GPU."""
+    """Return the content of ``environment.json``; ``VBCAPS_NOTE`` sets its note, for example that a GPU was shared."""
     import safetensors
 
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
@@ -53,6 +53,6 @@ def environment(device: torch.device, processes: int) -> dict[str, Any]:
 
 
 def with_resumption(first: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """Return the environment in which a run began, with the present one under "resumed", each different one once."""
+    """Return the environment in which a run began; add the present one to "resumed" unless it is there already."""
     resumed = first.get("resumed", [])
     return first | dict(resumed=resumed if now in resumed else [*resumed, now])

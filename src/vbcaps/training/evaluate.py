@@ -18,7 +18,7 @@ from vbcaps.training.distributed import ALONE, Group
 from vbcaps.training.step import Graph
 from vbcaps.weights.model import Model, evaluating, exact_convolutions, probabilities
 
-Z95 = 1.959963984540054  # a standard normal lies within it with probability 0.95
+Z95 = 1.959963984540054  # a standard normal variable lies between -Z95 and Z95 with probability 0.95
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ def evaluate(model: Model, split: Split, *, crops: int = 1, batch_size: int = 25
     """Return the error of a model, with its 95% interval, by class and as a confusion matrix.
 
     Args:
-        model: as ``vbcaps.load`` or ``vbcaps.fit`` returns it. A GPU runs it as one CUDA graph.
+        model: a result of ``vbcaps.load`` or ``vbcaps.fit``. A GPU runs it as one CUDA graph.
         split: uint8 images ``n c h w``, of the size that ``model.view`` crops, and labels ``n``.
-        crops: 1 for the central crop; 5 or a square number for the mean of the probabilities of several.
+        crops: 1 for the central crop; 5 or a square number to average the probabilities of several crops.
         batch_size: how many images the network sees at a time.
 
     Example:
@@ -66,16 +66,16 @@ def evaluate(model: Model, split: Split, *, crops: int = 1, batch_size: int = 25
 
 
 class Scorer:
-    """``scorer()`` returns the probabilities ``n c`` of the same images by the present weights; a graph on CUDA.
+    """A function ``scorer()`` that returns the probabilities ``n c`` of fixed images; on CUDA it replays a graph.
 
     Args:
         net: the network.
         images: uint8 ``n channels h w``, on the network's device.
         view: how images become the network's input.
-        num_classes: of the network.
-        crops: the mean of several, where it is above 1.
+        num_classes: the number of classes of the network.
+        crops: how many crops to average.
         batch_size: how many images the network sees at a time.
-        stream: scorers that are to be replayed at the same time need one each.
+        stream: scorers that run at the same time need one stream each.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Scorer:
 
     @torch.no_grad()
     def work(self) -> None:
-        index = (self.at + self.steps) % len(self.scores)  # a capture goes on past the end, and is put back
+        index = (self.at + self.steps) % len(self.scores)  # a capture runs past the end, and is undone
         images = self.images.index_select(0, index.clamp(max=self.count - 1))  # the last batch is filled up
         x = self.view.crops(images, self.crops)  # k n channel y x
         with exact_convolutions():
@@ -133,7 +133,7 @@ def summary(scores: Tensor, labels: Tensor, classes: Sequence[str], crops: int =
 
 
 def wilson(wrong: int, count: int) -> tuple[float, float]:
-    """The 95% score interval of Wilson (1927) for a share; it does not leave [0, 1] and is not empty at 0 errors."""
+    """Return the 95% score interval of Wilson (1927), which stays within [0, 1] and is not empty at 0 errors."""
     if count == 0:
         return 0.0, 1.0
     p, z2 = wrong / count, Z95 * Z95

@@ -1,6 +1,6 @@
-"""Files that are never half written, and folders that one run at a time may write to.
+"""Atomic files, and folders that only one run at a time may write to.
 
-A file is written beside its place and moved there, so at every moment a reader finds the old file or the new one.
+A file is written under another name in its folder and then renamed, so a reader always finds the old or the new file.
 """
 
 import contextlib
@@ -17,11 +17,11 @@ except ImportError:  # Windows: folders are not locked there
 
 
 class RunError(Exception):
-    """A run's folder or a weights file that cannot be used. The message says what to do."""
+    """Raised when a run's folder or a weights file cannot be used. The message says what to do."""
 
 
 def write(path: Path, content: bytes) -> None:
-    """Replace a file in one step; a reader, or a crash, finds the old file or the new one.
+    """Replace a file in one step, so that readers, also after a crash, find the old or the new file.
 
     Args:
         path: the file.
@@ -43,8 +43,8 @@ def write(path: Path, content: bytes) -> None:
 class Writer:
     """Write files in a thread, so that a run does not wait for the disk.
 
-    The files of one call are written in their order, and only after the files of the call before: a crash leaves what
-    it would leave without a thread. The next ``writer()`` or ``wait()`` raises what went wrong.
+    The files of one call are written in order, and after the files of the previous call, so a crash leaves the same
+    files as without a thread. If writing fails, the next ``writer()`` or ``wait()`` raises the error.
     """
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def lock(folder: Path) -> int | None:
-    """Keep every other run out of the folder until the returned descriptor is closed, or the process ends."""
+    """Lock the folder against other runs until the returned descriptor is closed or the process ends."""
     if fcntl is None:
         return None
     held = os.open(folder, os.O_RDONLY)

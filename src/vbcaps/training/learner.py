@@ -1,4 +1,4 @@
-"""One seed's network while it trains: everything a step changes, and the step."""
+"""The network of one seed while it trains: the training step, and everything that a step changes."""
 
 import copy
 import gc
@@ -21,15 +21,15 @@ from vbcaps.training.muon import Muon, is_map
 from vbcaps.training.recipe import Recipe
 from vbcaps.training.step import Graph
 
-NEVER = 2**62  # as the step at which a loss was not finite
+NEVER = 2**62  # the value of Totals.bad if every loss was finite
 
 
 class NonFinite(ArithmeticError):
-    """The loss is no number any more. The message names the step, the layer and what to try."""
+    """The loss is NaN or infinite. The message names the step, the layer and what to try."""
 
 
 class Totals(NamedTuple):
-    """Of the epoch so far."""
+    """The loss and error of the epoch so far."""
 
     loss: float  # mean
     error: float
@@ -37,10 +37,10 @@ class Totals(NamedTuple):
 
 
 def epoch_plan(seed: int, epoch: int, count: int, draws: int) -> tuple[Tensor, Tensor]:
-    """The order of an epoch's images and the random numbers of their augmentation: ``count`` and ``count draws``.
+    """Return the order of an epoch's images, ``count``, and the random numbers of their augmentation, ``count draws``.
 
-    A pure function of (seed, epoch): any step can be reached again, alone or on any number of processes, and no random
-    state has to be kept. The hash is there because PyTorch's generator reads 32 bits of its seed.
+    The plan depends only on seed and epoch, so any step can be repeated on any number of processes, and no random state
+    has to be saved. The seed is hashed because PyTorch's generator reads only 32 bits of it.
     """
     digest = hashlib.blake2b(f"{seed} {epoch}".encode(), digest_size=4).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "big"))
@@ -48,11 +48,12 @@ def epoch_plan(seed: int, epoch: int, count: int, draws: int) -> tuple[Tensor, T
 
 
 class Learner:
-    """``learner()`` takes the next step of the epoch that ``begin`` laid out; on CUDA it is one replay of a graph.
+    """A network that ``learner()`` trains by one step of the epoch that ``begin`` planned; on CUDA it replays a graph.
 
-    The epoch lies on the device, with a counter that the step moves on: a step needs nothing from the host, and the
-    host learns nothing from it before it asks (``totals``). With several processes each takes its share of every batch
-    and steps are not captured: PyTorch's reduction of gradients hooks into a backward pass that Python runs.
+    The plan of the epoch is on the device, with a counter that each step advances. So a step needs nothing from the
+    host, and the host waits for the device only when it asks for ``totals``. With several processes each takes its
+    share of every batch, and steps are not captured, because PyTorch's reduction of gradients hooks into a backward
+    pass that Python runs.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Learner:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)
             self.net = recipe.net(train.images.shape[1], classes)
-        if begin_with is not None:  # trained weights in place of random ones
+        if begin_with is not None:  # trained weights instead of random ones
             begin_with(self.net)
         self.net.to(device)
         self.module: nn.Module = self.net
@@ -99,11 +100,11 @@ class Learner:
 
     @property
     def weights(self) -> Network:
-        """What is evaluated and kept: the average where there is one."""
+        """Return the network that is evaluated and saved: the moving average if there is one."""
         return self.net if self.ema is None else self.ema
 
     def make_optimisers(self) -> list[torch.optim.Optimizer]:
-        """They read the learning rate from a tensor; their state is there at once. PyTorch's own are fused."""
+        """Return the optimisers. They read the learning rate from a tensor, and their state exists from the start."""
         r, parameters, lr = self.recipe, list(self.net.parameters()), self.rate[0, 0]
         made: list[torch.optim.Optimizer] = []
         if r.optimiser == "sgd":
@@ -123,7 +124,7 @@ class Learner:
         return made
 
     def begin(self) -> None:
-        """Lay out the present epoch on the device, from its first step not done."""
+        """Write the plan of the present epoch to the device, and set the counter to the next step."""
         r, taken = self.recipe, self.steps * self.batch
         order, u = epoch_plan(r.seed, self.epoch, len(self.train.labels), self.draws)
         mine = self.group.share(self.batch)
@@ -145,7 +146,7 @@ class Learner:
 
     def work(self) -> None:
         """Gather, augment, forward, loss, backward, update, average."""
-        k = self.k.clamp(max=self.steps - 1)  # a capture may go past the end of the epoch, and is put back
+        k = self.k.clamp(max=self.steps - 1)  # a capture may run past the end of the epoch, and is undone
         self.rate.copy_(self.rates.index_select(0, k))
         x, y, target = self.images(k)
         self.net.zero_grad(set_to_none=True)
@@ -163,7 +164,7 @@ class Learner:
             self.k.add_(1)
 
     def images(self, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The input of step ``k``, its labels, and what the loss is to see of them: those of mixed images, too."""
+        """Return the input of step ``k``, its labels, and the targets of the loss, which mixup blends."""
         index, u = self.order.index_select(0, k)[0], self.u.index_select(0, k)[0]
         x = self.view.train(self.train.images.index_select(0, index), u[:, : self.view.draws])
         y = self.train.labels.index_select(0, index)
@@ -180,7 +181,7 @@ class Learner:
         return F.cross_entropy(out.logits, y)
 
     def average(self) -> None:
-        """Of weights and of BatchNorm's statistics: those of the last step need not fit the average of weights."""
+        """Update the moving average of the weights, and that of BatchNorm's statistics, which must fit the weights."""
         assert self.ema is not None
         pairs = list(zip(self.ema.state_dict().values(), self.net.state_dict().values(), strict=True))
         floats = [(a, b) for a, b in pairs if a.is_floating_point()]
@@ -192,23 +193,23 @@ class Learner:
                 a.copy_(b)
 
     def disconnect(self) -> None:
-        """Let go of what reduces gradients, before the group of processes is left: it may not outlive it.
+        """Drop the module that reduces gradients, which must not outlive the group of processes.
 
-        Its end would destroy the group while it holds Python's lock, for which a thread of the group may be waiting.
+        Its destructor would destroy the group while it holds Python's lock, for which a thread of the group may wait.
         """
         if self.group.size > 1:
             self.module = self.net
             gc.collect()
 
     def totals(self) -> Totals:
-        """Waits for the device."""
+        """Wait for the device, and return the totals of the epoch so far."""
         loss, wrong = self.group.sum(self.sums).tolist()
         bad = -self.group.largest(-int(self.bad), self.bad.device)
         images = max(self.step * self.batch, 1)
         return Totals(loss / images, wrong / images, bad)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that a run must have to go on, by name; ``sums`` are those of this process."""
+        """Return all tensors that a run needs to resume, by name; ``sums`` are those of this process."""
         names: dict[Tensor, str] = {p: name for name, p in self.net.named_parameters()}
         tensors = {f"net.{name}": x for name, x in self.net.state_dict().items()}
         if self.ema is not None:
@@ -223,18 +224,18 @@ class Learner:
         yield from (self.rate, self.k, self.bad)
 
 
-ADVICE = "try a lower lr, a warmup, or weights from before (resume goes back to the state saved last)"
+ADVICE = "try a lower lr, a warmup, or earlier weights (resume continues from the last saved state)"
 
 
 def diagnose(learner: Learner, bad: int) -> NonFinite:
-    """Why the loss of step ``bad`` was not finite: ``learner`` stands before it, and takes the steps until then."""
+    """Return an error that says why the loss of step ``bad`` was not finite; repeat the steps before it to find out."""
     where = f"epoch {learner.epoch + 1}, step {bad + 1}"
     while learner.step < bad:
         learner.work()
         learner.step += 1
     for name, p in learner.net.named_parameters():
         if not bool(p.isfinite().all()):
-            return NonFinite(f"the loss is not finite at {where}: {name} is not, since the update before; {ADVICE}")
+            return NonFinite(f"the loss is not finite at {where}: {name} is not, since the last update; {ADVICE}")
     found: list[str] = []
 
     def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
@@ -256,4 +257,4 @@ def diagnose(learner: Learner, bad: int) -> NonFinite:
         return NonFinite(f"the loss is not finite at {where}: it first appeared in layer {found[0]}; {ADVICE}")
     if not bool(loss.isfinite()):
         return NonFinite(f"the loss is not finite at {where}, although every layer is: it is the loss itself; {ADVICE}")
-    return NonFinite(f"the loss was not finite at {where}, but is when the step is taken again: check the machine")
+    return NonFinite(f"the loss was not finite at {where}, but it is when the step is repeated: check the machine")

@@ -1,4 +1,4 @@
-"""``fit(recipe, folder)``: from a recipe to a trained model, and a folder that explains itself."""
+"""``fit(recipe, folder)`` trains a recipe: it returns a model and writes a self-explanatory folder."""
 
 import os
 import signal
@@ -39,20 +39,20 @@ __all__ = [
     "pick_device",
 ]
 
-READS = 20  # times an epoch that the host waits for the device: to report, to look for NaN, to save
+READS = 20  # how often per epoch the host waits for the device: to report, to look for NaN, to save
 
 
 class Interrupted(Exception):
-    """A signal asked the run to end; its state is saved. ``code`` is the exit status that says so."""
+    """Raised when a signal ended the run and its state was saved. ``code`` is the exit status for the signal."""
 
     def __init__(self, number: int, folder: Path):
         self.code = 128 + number
         name = signal.Signals(number).name
-        super().__init__(f"{name}: the state is saved in {folder}; the same command with --resume goes on")
+        super().__init__(f"{name}: the state is saved in {folder}; the same command with --resume continues")
 
 
 class Options(TypedDict, total=False):
-    """What ``fit`` and ``fit_seeds`` may be told, beside what is trained and where."""
+    """The keyword arguments that ``fit`` and ``fit_seeds`` share."""
 
     weights: Model | str | Path | None
     data_folder: str | Path | None
@@ -78,18 +78,17 @@ def fit(
     """Train a recipe with its seed, test, and return the trained model.
 
     Args:
-        recipe: a ``Recipe``, or the name of one, as ``"smallnorb_fast"``.
-        folder: of the run; it is made, and one that holds a run already is an error unless ``resume`` is given.
-        weights: trained ones to begin with, in place of random ones: a model, or what ``vbcaps.load`` takes (a name, a
-            weights file, the folder of a run). Their network must be the recipe's; the number of channels and the
-            classes may differ: with other classes, the class layer begins anew.
-        data_folder: where datasets lie; else ``VBCAPS_DATA``, else the user's cache.
-        device: ``"auto"`` takes a GPU where there is one; ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
-        resume: go on from the state in the folder, for which ``weights`` are no longer needed; a finished run is
-            not run again.
-        deterministic: the same seed gives the same bits on the same device, cuDNN's convolutions included.
-        tensorboard: write TensorBoard's event files, too.
-        on_event: is told of progress. With torchrun only the first process tells, and writes.
+        recipe: a ``Recipe`` or the name of one, such as ``"smallnorb_fast"``.
+        folder: the folder of the run, which is created; it must not hold a run already unless ``resume`` is given.
+        weights: trained weights to begin with: a model, or anything that ``vbcaps.load`` takes (a name, a weights file,
+            the folder of a run). Their network must be the recipe's, but the number of channels and the classes may
+            differ; with other classes, the class layer starts from random weights.
+        data_folder: the folder of the datasets; by default ``VBCAPS_DATA``, else the user's cache.
+        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"`` or ``"auto"``, which takes a GPU if there is one.
+        resume: resume from the state in the folder, which no longer needs ``weights``; a finished run is not repeated.
+        deterministic: give the same bits for the same seed on the same device, cuDNN's convolutions included.
+        tensorboard: also write TensorBoard's event files.
+        on_event: a function that receives progress. Under torchrun only the first process calls it, and writes.
 
     Returns:
         The model, on the device and in eval mode; ``model.result`` has the test error, and the files of the run.
@@ -113,10 +112,10 @@ def fit_seeds(recipe: Recipe | str, folder: str | Path, seeds: int, **options: U
     """Train a recipe with several seeds, and return the model of each. On one GPU all train at the same time.
 
     Args:
-        recipe: a ``Recipe``, or the name of one; its ``seed`` is the first.
-        folder: gets a folder for each run: ``seed0``, ``seed1`` and so on.
-        seeds: how many.
-        options: those of ``fit``.
+        recipe: a ``Recipe`` or the name of one; its ``seed`` is the first seed.
+        folder: receives a folder for each run: ``seed0``, ``seed1`` and so on.
+        seeds: the number of seeds.
+        options: the keyword arguments of ``fit``.
 
     Returns:
         The models, in the order of their seeds.
@@ -147,7 +146,7 @@ def _fit(
     tensorboard: bool = False,
     on_event: Callable[[Event], None] | None = None,
 ) -> list[Model]:
-    """Train recipes that differ in their seeds, each in its folder: ``out`` itself, or one of several there."""
+    """Train recipes that differ in their seeds, each in its folder, which is ``out`` itself or lies in it."""
     place = pick_device(device)
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = deterministic, not deterministic
     group = join(place)
@@ -165,7 +164,7 @@ def _fit(
     send = on_event if on_event is not None and group.writes else lambda event: None
     together = place.type == "cuda" and group.size == 1
     if together:
-        torch.cuda.synchronize(place)  # each run has a stream of its own, and the data must be there
+        torch.cuda.synchronize(place)  # each run has its own stream, and the data must be there
     with listening() as stop, leaving(group):
         runs = []
         for recipe, folder in zip(recipes, folders, strict=True):
@@ -175,7 +174,7 @@ def _fit(
 
 
 def in_turns(runs: list[tuple[Generator[None, None, Model], "torch.cuda.Stream | None"]]) -> list[Model]:
-    """Let each run take a step, again and again, until all have ended; then raise what the first to fail raised."""
+    """Advance the runs in turns, step by step, until all have ended; return their models or raise the first error."""
     models: dict[int, Model] = {}
     errors: dict[int, Exception] = {}
     while len(models) + len(errors) < len(runs):
@@ -206,7 +205,7 @@ def train(
     stop: "Stop",
     send: Callable[[Event], None],
 ) -> Generator[None, None, Model]:
-    """Run one seed. It yields after every step, so that several can share a GPU."""
+    """Train one seed. The generator yields after every step, so that several seeds can share a GPU."""
     begin = None if start is None else partial(start, classes=data.classes)
     learner = Learner(recipe, data.train, data.view, len(data.classes), group, stream, begin)
     log = RunLog(recipe, folder, data, learner, None if start is None else start.about)
@@ -225,7 +224,7 @@ def loop(
     stop: "Stop",
     send: Callable[[Event], None],
 ) -> Generator[None, None, Model]:
-    """Epochs of steps, each epoch with its validation and its files; the test at the end."""
+    """Train all epochs, validate and write files after each epoch, and test at the end."""
     recipe, folder, data, group = log.recipe, log.folder, log.data, log.group
     if log.finished():
         send(log.event("note", message=f"{folder} is finished, there is nothing to do"))
@@ -236,7 +235,7 @@ def loop(
     if slow := why_slow(recipe, data.train.labels.device):
         send(log.event("note", message=slow))
     if log.steps_done:
-        send(log.event("note", message=f"goes on from {log.steps_done} steps done"))
+        send(log.event("note", message=f"resumed after {log.steps_done} steps"))
     send(log.event("start"))
     every = max(learner.steps // READS, 1)
     while learner.epoch < recipe.epochs and not log.matched:
@@ -265,7 +264,7 @@ def loop(
 
 
 def sound(learner: Learner, log: RunLog) -> Totals:
-    """The epoch so far, or ``NonFinite``: then the run goes back to its state to find where that began."""
+    """Return the totals of the epoch; if a loss was not finite, go back to the saved state and raise the cause."""
     totals = learner.totals()
     if totals.bad != NEVER:
         log.restore()
@@ -275,12 +274,12 @@ def sound(learner: Learner, log: RunLog) -> Totals:
 
 
 def why_slow(recipe: Recipe, device: torch.device) -> str:
-    """A warning where routing on a CPU has to do without its kernels; looking for them compiles them."""
+    """Return a warning if routing on a CPU runs without its kernels, else ""; this compiles the kernels."""
     routed = recipe.network == "caps" and recipe.precision != "full"
     if device.type != "cpu" or recipe.backend != "auto" or not routed:
         return ""
     why = why_no_library()
-    return f"there are no kernels for this CPU, so training takes some 25 times as long: {why}" if why else ""
+    return f"there are no kernels for this CPU, so training takes some 20 times as long: {why}" if why else ""
 
 
 def scorer(learner: Learner, split: Split | None, classes: tuple[str, ...]) -> Callable[[], Evaluation] | None:
@@ -288,14 +287,14 @@ def scorer(learner: Learner, split: Split | None, classes: tuple[str, ...]) -> C
     if split is None:
         return None
     group, mine = learner.group, split
-    if group.size > 1:  # alone it takes no copy: several seeds share the data
+    if group.size > 1:  # a single process copies nothing: several seeds share the data
         mine = split.take(torch.arange(group.rank, len(split.labels), group.size, device=split.labels.device))
     score = Scorer(learner.weights, mine.images, learner.view, len(classes), stream=learner.stream)
     return lambda: summary(score(), mine.labels, classes, group=group)
 
 
 def prepare(recipe: Recipe, folder: str | Path | None, device: torch.device, whole: bool = False) -> Data:
-    """The parts of the recipe's data, on the device; ``whole``: all of a folder of images is the test."""
+    """Return the parts of the recipe's data, on the device; with ``whole``, all images of a folder are the test set."""
     if recipe.data is not None:
         dataset = load_dataset(Path(recipe.data).resolve(), size=recipe.image_size or recipe.crop, whole=whole)
     else:
@@ -310,7 +309,7 @@ def prepare(recipe: Recipe, folder: str | Path | None, device: torch.device, who
     if recipe.validation and not whole:
         train, validation = hold_out(train, recipe.validation, recipe.split, recipe.hold_out)
     view = recipe.view().fit(train)
-    view.train(train.images[:1], torch.zeros(1, view.draws))  # a crop that does not fit is an error now
+    view.train(train.images[:1], torch.zeros(1, view.draws))  # raise the error of a crop that does not fit now
     view.test(test.images[:1])
     total = fingerprint(train, validation, test)
     validation, familiar = (None if split is None else split.to(device) for split in (validation, familiar))
@@ -318,7 +317,7 @@ def prepare(recipe: Recipe, folder: str | Path | None, device: torch.device, who
 
 
 def pick_device(name: str = "auto") -> torch.device:
-    """``auto``, ``cpu``, ``cuda`` or ``cuda:1``; under torchrun each process has a GPU of its own."""
+    """Return the device of this name, see ``fit``; under torchrun each process has its own GPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cpu":
@@ -347,16 +346,16 @@ def leaving(group: Group) -> Iterator[None]:
 
 
 class Stop:
-    """Which signal came, if one did."""
+    """The number of the signal that arrived, or 0."""
 
     signal: int = 0
 
 
 @contextmanager
 def listening() -> Iterator[Stop]:
-    """Ctrl-C and SIGTERM are noted, once; a second one acts as it always does."""
+    """Record the first Ctrl-C or SIGTERM; a second one has its usual effect."""
     stop = Stop()
-    if threading.current_thread() is not threading.main_thread():  # only there can signals be caught
+    if threading.current_thread() is not threading.main_thread():  # only the main thread can catch signals
         yield stop
         return
     numbers = (signal.SIGINT, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Muon (Keller Jordan et al., 2024): steps that move all directions of a matrix alike."""
+"""Muon (Keller Jordan et al., 2024): an optimiser whose steps are equally long in all directions of a matrix."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -6,17 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Of the odd polynomial x (A + B x^2 + C x^4) that takes singular values towards 1, as Jordan chose them: steep at 0, so
-# that five times bring all but the smallest between 0.7 and 1.2.
+# Jordan's coefficients of the odd polynomial x (A + B x^2 + C x^4), which moves singular values towards 1. It is steep
+# at 0, so that five applications bring all but the smallest between 0.7 and 1.2.
 A, B, C = 3.4445, -4.7750, 2.0315
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, made orthogonal. For convolutions and for transformations of capsules; the rest is for AdamW.
+    """Orthogonalised momentum for convolutions and transformations of capsules; use AdamW for other parameters.
 
-    A step is the matrix with the singular vectors of the momentum (Nesterov's) and singular values near 1, times
-    ``0.2 sqrt(longer side)``: entries are then about as large as those of AdamW's steps, and its rates and decays serve
-    here, too (Liu et al., 2025). Weights decay beside it, as in AdamW.
+    A step is the matrix with the singular vectors of the (Nesterov) momentum and singular values near 1, times
+    ``0.2 sqrt(longer side)``. Its entries are about as large as those of AdamW's steps, so the same learning rates and
+    weight decays work (Liu et al., 2025). Weight decay is decoupled, as in AdamW.
     """
 
     def __init__(
@@ -59,12 +59,12 @@ class Muon(torch.optim.Optimizer):
 
 
 def is_map(p: Tensor) -> bool:
-    """A convolution's weight, or a capsule layer's."""
+    """Return whether p is the weight of a convolution or of a capsule layer."""
     return p.ndim in (4, 6)
 
 
 def as_matrix(weight: Tensor) -> Tensor:
-    """What maps a field: filters by its entries; of capsules, whose votes are M_i W_ij, ``(i p) (j q)``."""
+    """Return the matrix that maps a receptive field: filters by entries, or for capsules ``(i p) (j q)``."""
     if weight.ndim == 4:
         return weight.flatten(1)
     return weight.flatten(0, 2).transpose(1, 2).flatten(2).flatten(0, 1)  # i j p q, i p j q
@@ -78,10 +78,10 @@ def from_matrix(matrix: Tensor, shape: torch.Size) -> Tensor:
 
 
 def orthogonal(matrices: Sequence[Tensor]) -> list[Tensor]:
-    """Each with its singular values near 1; what is 0 stays 0.
+    """Return the matrices with their singular values moved near 1; singular values of 0 stay 0.
 
-    They are made so all at once, as small matrices are work for a GPU only together: each lies in the corner of one as
-    large as the largest, and the zeros around it stay zeros.
+    A GPU needs many small matrices at once, so all are computed in one batch: each is padded with zeros, which stay
+    zeros, to the size of the largest.
     """
     wide = [x if x.shape[0] <= x.shape[1] else x.T for x in matrices]
     corners = [(k, slice(x.shape[0]), slice(x.shape[1])) for k, x in enumerate(wide)]

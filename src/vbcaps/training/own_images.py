@@ -1,4 +1,4 @@
-"""The defaults for a folder of your own images: what a recipe becomes where nothing else is asked for."""
+"""The defaults for a folder of your own images, which apply unless you choose otherwise."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -8,8 +8,8 @@ from vbcaps.training.recipe import Recipe
 
 SIDES = (28, 48)  # the smallest and the largest network input that is chosen; --crop may be larger
 VALIDATION, ENOUGH = 0.2, 30  # share of the training images held out, where that is at least so many
-BATCHES, SMALLEST = 4, 8  # an epoch has at least so many batches, unless they would be smaller than this
-STEPS, EPOCHS = 600, 200  # a training takes at least so many steps, but for that at most so many epochs
+BATCHES, SMALLEST = 4, 8  # least batches in an epoch; no batch is made smaller than SMALLEST for that
+STEPS, EPOCHS = 600, 200  # least steps of a training; no more than EPOCHS epochs are run for that
 
 
 def for_own_images(recipe: Recipe, given: Collection[str] = ()) -> tuple[Recipe, list[str]]:
@@ -17,16 +17,16 @@ def for_own_images(recipe: Recipe, given: Collection[str] = ()) -> tuple[Recipe,
 
     Args:
         recipe: a recipe whose ``data`` is a folder of images.
-        given: names of fields that somebody chose; they stay as they are.
+        given: names of fields that the user chose; they are not changed.
 
-    Every default for your own images stands here:
+    These are all defaults for your own images:
 
-    - images are not mirrored: a digit or a letter is another one in a mirror;
+    - images are not mirrored, because a mirrored digit or letter is not the same one;
     - the network's input follows from the size of the images, within ``SIDES``;
-    - a share of the training images, or the folder ``val``, chooses the best epoch, which is then tested. Of few images
-      none are held out: which of a hundred epochs has the fewest errors on nine images is chance, and nine more images
-      to train on help;
-    - batches are so small, and epochs so many, that a few images give enough steps.
+    - a share of the training images, or the folder ``val``, chooses the best epoch, which is then tested. If there are
+      few images, none are held out: a choice among a hundred epochs by nine images is chance, and nine more training
+      images help;
+    - batches are small enough, and epochs numerous enough, that few images give enough steps.
     """
     from vbcaps.data.folder import survey
     from vbcaps.data.splits import held_out
@@ -52,9 +52,7 @@ def for_own_images(recipe: Recipe, given: Collection[str] = ()) -> tuple[Recipe,
     said.append(f"{len(found.classes)} classes ({names}): {train} images to train on, {chooses}{found.test} to test")
     said.extend(found.left_out)
     if few and not validation and "validation" not in given:
-        said.append(
-            f"too few images to choose the best epoch by: the last is tested; --validation {VALIDATION} chooses"
-        )
+        said.append(f"too few images to choose the best epoch: the last is tested; --validation {VALIDATION} chooses")
 
     if not {"crop", "image_size"} & set(given) and not recipe.place:
         low, high = SIDES

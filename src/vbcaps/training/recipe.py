@@ -1,4 +1,4 @@
-"""What an experiment is made of: one dataclass, every field with its type, default and meaning."""
+"""The recipe of an experiment: one dataclass, with a type, default and meaning for every field."""
 
 import dataclasses
 import difflib
@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # PyTorch takes seconds to import, and a recipe can be listed
     from vbcaps.models import Network
     from vbcaps.prior import Prior
 
-# The words a field may have; a test compares them with the modules that give them a meaning.
+# The allowed words of a field; a test compares them with the modules that implement them.
 CHOICES: dict[str, tuple[str, ...]] = dict(
     dataset=tuple(FACTS),
     network=("caps", "cnn"), stem=("conv", "residual"), routing=("vb", "em", "dynamic"),
@@ -49,7 +49,7 @@ def _field(default: Any, help: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Everything that decides the result of a training, but for the device.
+    """Everything that decides the result of a training, except the device.
 
     A recipe is immutable: ``with_fields`` makes another. A wrong type, a value out of range or an impossible
     combination raises a ``ValueError`` that names the field.
@@ -73,14 +73,14 @@ class Recipe:
     seed: int = _field(0, "seed of the initial weights, the order of the images and the augmentation")
 
     crop: int = _field(32, "side of the network's input: random crops in training, the central crop in testing")
-    pad: int = _field(0, "pad images by so many pixels before random crops")
+    pad: int = _field(0, "pad images by this many pixels before random crops")
     standardise: str = _field("image", "scale to mean 0 and variance 1: each image, each crop, or the whole dataset")
     fill: str = _field("black", "pixels outside an image: black, its mean, or the nearest at its edge")
     flip: bool = _field(False, "mirror half of the training images (in a stereo pair, left and right swap)")
     place: bool = _field(False, "place training images anywhere in the crop, test images at its centre")
     brightness: float = _field(0.0, "change the brightness of training images at random by up to this share; 0: off")
     contrast: float = _field(0.0, "change the contrast of training images at random by up to this share; 0: off")
-    rotate: float = _field(0.0, "rotate training images at random by up to so many degrees; 0: off")
+    rotate: float = _field(0.0, "rotate training images at random by up to this many degrees; 0: off")
     zoom: float = _field(0.0, "enlarge or shrink training images at random by up to this share; 0: off")
     stretch: float = _field(0.0, "make training images wider or taller at random by up to this share; 0: off")
     resample: str = _field("bilinear", "interpolation of rotated, enlarged or stretched images")
@@ -128,7 +128,7 @@ class Recipe:
     final: float = _field(0.01, "exponential, cosine, onecycle: last learning rate as a share of the highest")
     ema: float = _field(0.0, "evaluate a moving average of the weights with this decay; 0: off")
     save_seconds: float = _field(
-        300.0, "also save the state within an epoch after so many seconds; 0: after epochs only"
+        300.0, "also save the state within an epoch, after this many seconds; 0: after epochs only"
     )
 
     def __post_init__(self) -> None:
@@ -237,7 +237,7 @@ class Recipe:
         """Return this recipe with another number of epochs and a schedule that is stretched or shortened with it.
 
         Warm-up and milestones keep their share of the run; milestones that fall on one epoch become one. The average of
-        weights (``ema``) needs no change: it reaches back over a ninth of the steps done at most (``average_share``).
+        weights (``ema``) needs no change: it reaches back over at most a ninth of the steps done (``average_share``).
 
         >>> recipe = Recipe(epochs=200, schedule="steps", milestones=(80, 120, 160), warmup=10.0).with_epochs(20)
         >>> recipe.epochs, recipe.milestones, recipe.warmup
@@ -250,7 +250,7 @@ class Recipe:
 
     def with_fields(self, **fields: Any) -> "Recipe":
         """Return this recipe with other fields, as `vbcaps train` does: with ``epochs``, the schedule follows
-        (``with_epochs``) but for fields of it that are given as well.
+        (``with_epochs``), except for its fields that are given as well.
 
         >>> Recipe(epochs=100, warmup=10.0).with_fields(epochs=20, lr=0.1).warmup
         2.0
@@ -275,7 +275,7 @@ class Recipe:
         return self.lr
 
     def average_share(self, step: int) -> float:
-        """Return the share of the weights after ``step`` in their moving average; it is large at first, so that the
+        """Return the share of the weights after ``step`` in their moving average, which is large at first so that the
         average forgets the initial weights."""
         return 1 - min(self.ema, (1 + step) / (10 + step))
 
@@ -284,7 +284,7 @@ class Recipe:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Recipe":
-        """Return the recipe of a run or weights file, which may name fields of an earlier version that are off."""
+        """Return the recipe of a run or weights file; it may have fields of an earlier version if they are off."""
         kinds, fields = field_types(), without_removed(fields)
         for field in fields:
             if field not in kinds:

@@ -1,8 +1,8 @@
 """The paper's experiments, one function each: a variant calls its parent and changes fields.
 
-``@experiment`` puts beside a recipe what is known of it: the paper's numbers, the size of its network, and its place in
-the tables of results. Numbers are test errors in percent as the paper prints them. All of the paper's experiments use
-batches of 32 and 3 iterations.
+``@experiment`` records with each recipe the paper's numbers, the size of its network, and its section in the tables of
+results. Numbers are test errors in percent as the paper prints them. All of the paper's experiments use batches of 32
+and 3 iterations.
 """
 
 from collections.abc import Callable
@@ -16,16 +16,16 @@ __all__ = ["EXPERIMENTS", "RECIPES", "Experiment", "Recipe", "experiment_of", "f
 
 @dataclass(frozen=True)
 class Experiment:
-    """A recipe, what the paper says of it, and where its results stand. Errors are in percent, as printed."""
+    """A recipe, the paper's numbers for it, and its row in the tables. Errors are in percent, as printed."""
 
     make: Callable[[], Recipe]
     section: str  # heading of its table in results/README.md
-    label: str  # its row in the tables that have one row for each recipe
-    parameters: int  # how many numbers its network learns; a test builds the network and counts
-    paper: str | None = None  # the paper's test error; None: the paper does not have the experiment
-    familiar: str | None = None  # the paper's error on what was trained on: familiar viewpoints, or MNIST
-    averaged: str | None = None  # the paper's error for the mean of several crops; how many, it does not say
-    front: bool = False  # whether README.md's short table has it
+    label: str  # name of its row in the tables that have one row for each recipe
+    parameters: int  # number of learned parameters; a test builds the network and counts
+    paper: str | None = None  # the paper's test error; None if the paper does not have the experiment
+    familiar: str | None = None  # the paper's error on familiar viewpoints, or on MNIST
+    averaged: str | None = None  # the paper's error for the mean of several crops, whose number it does not print
+    front: bool = False  # whether the short table of README.md has it
 
     @property
     def name(self) -> str:
@@ -33,7 +33,7 @@ class Experiment:
 
 
 EXPERIMENTS: dict[str, Experiment] = {}  # by name, in the order of the tables
-RECIPES: dict[str, Callable[[], Recipe]] = {}  # those, and after each but the default its fast twin
+RECIPES: dict[str, Callable[[], Recipe]] = {}  # the same recipes; each but the default is followed by its fast twin
 
 
 def experiment(
@@ -46,7 +46,7 @@ def experiment(
     averaged: str | None = None,
     front: bool = False,
 ) -> Callable[[Callable[[], Recipe]], Callable[[], Recipe]]:
-    """Record the recipe below as an ``Experiment``, and make its fast twin, ``NAME_fast``."""
+    """Register the decorated recipe as an ``Experiment``, and its fast twin as ``NAME_fast``."""
 
     def add(make: Callable[[], Recipe]) -> Callable[[], Recipe]:
         one = Experiment(make, section, label, parameters, paper, familiar, averaged, front)
@@ -63,7 +63,7 @@ def experiment(
 
 @experiment("Table 1: smallNORB", "smallNORB", parameters=169_802, paper="1.6 ± 0.06", averaged="1.29", front=True)
 def smallnorb() -> Recipe:
-    """Table 1, {64,16,16,16,5}: 1.6 +- 0.06% over 5 runs, 169K. How fast the rate decays is not printed: to 1%."""
+    """Table 1, {64,16,16,16,5}: 1.6 +- 0.06% over 5 runs, 169K. The rate decays to 1%, which is not printed."""
     return Recipe(name="smallnorb", dataset="smallnorb", crop=32, standardise="image")
 
 
@@ -267,7 +267,7 @@ def smallnorb_elevation_em() -> Recipe:
     parameters=169_802,
 )
 def smallnorb_azimuth_whole() -> Recipe:
-    """VB trained to the end, whatever its error on familiar azimuths is by then: not in the paper."""
+    """VB trained to the end, whatever its error on familiar azimuths: not in the paper."""
     return _to_the_end(smallnorb_azimuth())
 
 
@@ -287,7 +287,7 @@ def smallnorb_azimuth_em_whole() -> Recipe:
     parameters=169_802,
 )
 def smallnorb_elevation_whole() -> Recipe:
-    """VB trained to the end, whatever its error on familiar elevations is by then: not in the paper."""
+    """VB trained to the end, whatever its error on familiar elevations: not in the paper."""
     return _to_the_end(smallnorb_elevation())
 
 
@@ -319,7 +319,7 @@ def _to_the_end(parent: Recipe) -> Recipe:
 def affnist() -> Recipe:
     """Figure 5, {64,16,16,16,10}: trained on MNIST placed anywhere in 40x40, 1.9% on affNIST (0.3% on MNIST).
 
-    The paper does not print how it was trained: as for Fashion-MNIST.
+    The paper does not print the training settings; these are those of Fashion-MNIST.
     """
     return replace(fashion(), name="affnist", dataset="affnist", crop=40, pad=0, place=True)
 
@@ -332,7 +332,7 @@ def affnist() -> Recipe:
     familiar="0.8",
 )
 def affnist_matched() -> Recipe:
-    """Figure 5, the same stopped at 0.8% on MNIST, as the networks it is compared with: 3.1% on affNIST."""
+    """Figure 5, stopped at 0.8% on MNIST like the networks it is compared with: 3.1% on affNIST."""
     return replace(affnist(), name="affnist_matched", match=0.008)
 
 
@@ -341,7 +341,7 @@ def affnist_cnn() -> Recipe:
     """A plain CNN with as many parameters as the capsule network, 169K: not in the paper.
 
     The paper quotes a larger CNN of Hinton et al. (2018): 14.1% on affNIST at 0.8% on MNIST. The loss is on the logits,
-    as for every CNN; all else is as for the capsules.
+    as for every CNN; all other settings are those of the capsules.
     """
     return _as_cnn(affnist())
 
@@ -377,10 +377,10 @@ def default() -> Recipe:
     )  # fmt: skip
 
 
-# Fields of the fast twins by dataset, by dataset and routing, and by recipe, as they were chosen on a share of the
-# training set held out (results/README.md). EM and the residual stem have VB's fields, Muon included, which was not
-# compared for them; affNIST has the fields that Fashion-MNIST once had, without mirrors and squares. A recipe that
-# stops at a matched error stops early: some of these have a shorter schedule, so that the learning rate falls before.
+# Fields of the fast twins by dataset, by dataset and routing, and by recipe. They were chosen on a held-out share of
+# the training set (results/README.md). EM and the residual stem have VB's fields, although Muon was not compared for
+# them; affNIST has the former fields of Fashion-MNIST, without mirrors and squares. A recipe that stops at a matched
+# error stops early, so some of these have a shorter schedule, in which the learning rate falls before.
 _ADAMW: dict[str, Any] = dict(
     optimiser="adamw", lr=0.0015, weight_decay=0.2, gain=0.25, activation="paper", loss_on="logits", ema=0.998
 )
@@ -410,8 +410,8 @@ TUNED: dict[str, dict[str, Any]] = {
 def fast(make: Callable[[], Recipe]) -> Recipe:
     """Return the fast twin of a recipe: batches of 128, a tenth of the epochs unless tuned, and tuned fields.
 
-    The learning rate rises for a tenth of the epochs, then falls in a straight line. Tuned fields of another routing or
-    network are left out: EM and Dynamic have none that are VB's alone, a CNN none that are of capsules.
+    The learning rate rises for a tenth of the epochs and then falls linearly. Tuned fields that the recipe's routing or
+    network does not have are left out.
     """
     recipe = make()
     changes: dict[str, Any] = dict(batch=128, epochs=max(recipe.epochs // 10, 1), lr=recipe.lr * 2)
@@ -425,7 +425,7 @@ def fast(make: Callable[[], Recipe]) -> Recipe:
 
 
 def recipe(name: str) -> Recipe:
-    """Return a recipe by its name; an unknown name raises an error that says the nearest.
+    """Return a recipe by its name; the error for an unknown name suggests the nearest.
 
     >>> recipe("smallnorb_fast").epochs
     100
@@ -436,7 +436,7 @@ def recipe(name: str) -> Recipe:
 
 
 def experiment_of(name: str) -> Experiment:
-    """Return the experiment of a recipe; a fast twin is measured against its parent's.
+    """Return the experiment of a recipe; a fast twin has the experiment of its parent.
 
     >>> experiment_of("smallnorb_fast").paper
     '1.6 ± 0.06'
@@ -445,6 +445,6 @@ def experiment_of(name: str) -> Experiment:
 
 
 def parameters(name: str) -> int:
-    """Return how many numbers a recipe's network learns; a fast twin may learn one more, the scale of its logits."""
+    """Return the number of parameters of a recipe's network; a fast twin may have one more, the scale of its logits."""
     one = experiment_of(name)
     return one.parameters + (recipe(name).loss_on != one.make().loss_on)

@@ -1,14 +1,14 @@
 """The folder of a run: its files, and how to read them.
 
-    recipe.json         what was trained
-    environment.json    with what: commit, command, versions, device, the weights it began with; "resumed" has the same
-                        for each time the run went on
+    recipe.json         the recipe
+    environment.json    commit, command, versions, device and initial weights; "resumed" lists the environments in which
+                        the run was resumed
     metrics.csv         a row for each epoch
-    state.safetensors   everything a run needs to go on; the position and the rows so far are JSON in its header
-    last.safetensors    weights; their recipe, classes and view are in the header, so the file is enough to use them
-    best.safetensors    the same with the lowest validation error, where there is a validation share
-    result.json         the last file to be written: the run is finished
-    crops5.json         a test of the same weights on the mean of 5 crops, where `vbcaps eval --save` made one
+    state.safetensors   everything that a run needs to resume; its header has the position and the rows so far as JSON
+    last.safetensors    the last weights; the header has their recipe, classes and view, so the file alone is usable
+    best.safetensors    the weights with the lowest validation error, if there is a validation share
+    result.json         the result, written last: its presence means that the run is finished
+    crops5.json         a test of the same weights on the mean of 5 crops, if `vbcaps eval --save` made one
 
 Nothing here needs PyTorch.
 """
@@ -22,7 +22,7 @@ from typing import Any
 from vbcaps.training.files import RunError, read_json
 from vbcaps.training.recipe import Recipe
 
-LATEST = "latest"  # in runs/, leads to the run begun last
+LATEST = "latest"  # the name in runs/ that leads to the run begun last
 COLUMNS = ("epoch", "loss", "train_error", "validation_error", "lr", "seconds", "images_per_second")
 
 
@@ -35,7 +35,7 @@ def read_recipe(folder: Path) -> Recipe:
 
 
 def seed_folders(folder: Path) -> list[Path]:
-    """Return the runs of several seeds in a folder, in the order of their seeds; none where it is a run itself."""
+    """Return the runs of several seeds in a folder, in the order of seeds, or [] if the folder is a run itself."""
     if (folder / "recipe.json").exists():
         return []
     found = [path.parent for path in folder.glob("seed*/recipe.json") if path.parent.name[4:].isdigit()]
@@ -83,7 +83,7 @@ def pack_metrics(rows: list[dict[str, Any]]) -> bytes:
 
 
 def resolved(path: Path) -> Path:
-    """Return the run that ``runs/latest`` leads to; any other path as it is."""
+    """Return the run that ``runs/latest`` leads to; return any other path unchanged."""
     if path.name != LATEST or not (path.is_symlink() or path.is_file()):
         return path
     return path.with_name(os.readlink(path) if path.is_symlink() else path.read_text().strip())

@@ -1,4 +1,4 @@
-"""What a run writes into its folder, and what it tells while it goes on: position, rows, the best weights so far."""
+"""The log of a run: the files in its folder, its events, and the state that it resumes from."""
 
 import dataclasses
 import json
@@ -27,7 +27,7 @@ class Data(NamedTuple):
     """The parts of a recipe's data."""
 
     train: Split
-    validation: Split | None  # what chooses the weights
+    validation: Split | None  # the images that choose the weights
     familiar: Split | None  # the familiar views of a viewpoint recipe; MNIST, for affNIST
     test: Split
     classes: tuple[str, ...]
@@ -38,7 +38,7 @@ class Data(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """What a finished run gave; errors are shares from 0 to 1."""
+    """The result of a finished run; errors are shares from 0 to 1."""
 
     seed: int
     folder: Path
@@ -48,13 +48,13 @@ class Result:
     seconds: float
     loss: float
     train_error: float
-    best_epoch: int | None  # where a validation part chose it
-    validation: float | None  # its error then
+    best_epoch: int | None  # the epoch with the lowest validation error, if there is a validation part
+    validation: float | None  # the validation error in that epoch
     matched: bool | None  # whether recipe.match was reached
     test: Evaluation | None
     familiar: Evaluation | None
-    weights: Path  # those that were tested
-    source: str  # of the data: the original files, or in which way they are not
+    weights: Path  # the tested weights
+    source: str  # says whether the data are the original files, and if not how they differ
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | dict(
@@ -63,7 +63,7 @@ class Result:
 
 
 class Event(NamedTuple):
-    """Progress, for whoever shows it."""
+    """Progress of a run, for display."""
 
     kind: str  # start, step, epoch, end; note: a sentence
     seed: int
@@ -83,7 +83,7 @@ class Event(NamedTuple):
 
 
 def check_folder(recipe: Recipe, folder: Path, resume: bool) -> None:
-    """Before any time is spent: may a run of this recipe write here?"""
+    """Raise an error if a run of this recipe may not write to the folder."""
     if not resume and any((folder / name).exists() for name in ("state.safetensors", "result.json")):
         raise RunError(f"{folder} already holds a run: resume it, or choose another folder")
     if resume and (folder / "recipe.json").exists():
@@ -91,20 +91,20 @@ def check_folder(recipe: Recipe, folder: Path, resume: bool) -> None:
 
 
 class Moment(NamedTuple):
-    """Speed is what happened between two of them."""
+    """A time and the steps done by then; speed is measured between two moments."""
 
     time: float
     steps: int  # done by then
 
 
 class RunLog:
-    """The folder of one run while its learner goes on. Only the first of several processes writes.
+    """The folder of one run while it trains. Only the first of several processes writes.
 
     Args:
-        recipe: of the run.
-        folder: of the run.
+        recipe: the recipe of the run.
+        folder: the folder of the run.
         data: the parts of its data.
-        learner: what is trained.
+        learner: the learner that is trained.
         began_with: the trained weights that the learner began with (``weights``, their name, and ``sum``, a checksum);
             None for random ones.
     """
@@ -116,7 +116,7 @@ class RunLog:
         self.began_with = began_with
         self.device = data.train.labels.device
         self.writer = Writer()
-        self.held: int | None = None  # the folder, while this run is open
+        self.held: int | None = None  # the lock on the folder, while this run is open
         self.rows: list[dict[str, Any]] = []
         self.best: dict[str, Any] | None = None  # the row with the lowest validation error
         self.seconds = self.epoch_seconds = 0.0  # before this process: of the run, of training in the present epoch
@@ -136,7 +136,7 @@ class RunLog:
         return self.has("result.json")
 
     def open(self, resume: bool) -> None:
-        """Go on from the state, or begin; either way see first that there is room."""
+        """Resume from the state, or begin; before that, check that the folder has room and lock it."""
         if self.group.writes:
             size = len(pack_tensors(self.learner.tensors(), {}))
             check_writable(self.folder, 4 * size)  # state, last, best, and the one being written
@@ -159,7 +159,7 @@ class RunLog:
         self.seen = Moment(self.began, self.first)
 
     def write_environment(self, resume: bool) -> None:
-        """Say where the run runs and, where it begins, which weights it begins with."""
+        """Write ``environment.json``: the environment, and at the beginning of a run its initial weights."""
         if not self.group.writes:
             return
         now, file = environment(self.device, self.group.size), self.folder / "environment.json"
@@ -170,13 +170,13 @@ class RunLog:
         write_json(file, now)
 
     def check_weights(self, resume: bool) -> None:
-        """A run that was killed before its first state begins again, which takes the weights that it began with."""
+        """Raise an error if a run that was killed before its first state is resumed with other initial weights."""
         file = self.folder / "environment.json"
         before = read_json(file).get("began_with") if resume and self.group.writes and file.exists() else None
         if before is not None and self.began_with != before:
             raise RunError(
-                f"{self.folder} was to begin with the weights {before['weights']} and has no state yet: train anew, "
-                "with these weights, in another folder"
+                f"{self.folder} was to begin with the weights {before['weights']} and has no state yet: train with "
+                "these weights in a new folder"
             )
 
     def restore(self) -> None:
@@ -189,17 +189,17 @@ class RunLog:
         epoch, step = state.epoch, state.step
         check_same(state.recipe, self.recipe, self.folder)
         if state.data != self.data.sum:
-            raise RunError(f"{self.folder} was trained on other images than are there now ({self.data.source})")
+            raise RunError(f"{self.folder} was trained on other images than the present ones ({self.data.source})")
         if len(self.rows) != epoch or not (0 <= epoch <= self.recipe.epochs and 0 <= step <= self.learner.steps):
             raise RunError(f"{path} is damaged: it stands at epoch {epoch}, step {step}, with {len(self.rows)} rows")
         copy_tensors(self.learner.tensors(), current_names(tensors), str(path))
         self.learner.bad.fill_(NEVER)
         if not self.group.writes:
-            self.learner.sums.zero_()  # the first process has those of all
+            self.learner.sums.zero_()  # the first process has the sums of all
         self.learner.epoch, self.learner.step = epoch, step
 
     def save(self) -> None:
-        """The state as it is now; it may be on the disk only after ``wait``."""
+        """Begin to write the present state; it is on the disk only after ``wait``."""
         state = self.pack_state()
         if self.group.writes:
             self.writer({self.folder / "state.safetensors": state})
@@ -209,7 +209,7 @@ class RunLog:
         self.writer.wait()
 
     def close(self) -> None:
-        """However it ended: what it saved is on the disk, and another run may have the folder."""
+        """Wait until every saved file is on the disk, and release the folder."""
         try:
             self.wait()
         finally:
@@ -218,7 +218,7 @@ class RunLog:
                 self.held = None
 
     def pack_state(self) -> bytes:
-        """All that is needed to go on, in one file that is replaced in one step."""
+        """Return the content of ``state.safetensors``, everything that is needed to resume."""
         tensors = self.learner.tensors() | {"sums": self.group.sum(self.learner.sums)}
         state = State(
             recipe=self.recipe.to_json(), data=self.data.sum,
@@ -229,7 +229,7 @@ class RunLog:
         return pack_state(tensors, state)
 
     def due(self) -> bool:
-        """Whether it is time to save within an epoch; the first process's clock counts."""
+        """Return whether it is time to save within an epoch, by the clock of the first process."""
         late = time.perf_counter() - self.saved > self.recipe.save_seconds > 0
         return late and self.group.writes
 
@@ -239,11 +239,11 @@ class RunLog:
         self.epoch_seconds = 0.0
 
     def epoch_speed(self) -> float:
-        """Images a second of its training alone: to be asked before validation."""
+        """Return the images per second of the epoch's training; call it before validation."""
         return self.speed(self.turned)
 
     def end_epoch(self, totals: Totals, speed: float, validation: float | None) -> None:
-        """Weights first, then the state, then the table: a crash between them is made good by going on."""
+        """Write weights, state and table in this order, so that resuming repairs the effect of a crash between them."""
         learner = self.learner
         row = dict(
             epoch=learner.epoch + 1, loss=totals.loss, train_error=totals.error, validation_error=validation,
@@ -272,7 +272,7 @@ class RunLog:
         return pack_weights(self.learner.weights, self.recipe, self.data.classes, self.data.view, about)
 
     def choose(self) -> str:
-        """Give the learner the weights that count, the best on the validation part or the last; return their name."""
+        """Load the weights to be tested, the best on the validation part or else the last, and return their name."""
         self.wait()
         if self.best is None:
             return "last.safetensors"
@@ -284,7 +284,7 @@ class RunLog:
         return path.name
 
     def to_test(self) -> tuple[Split | None, Split | None]:
-        """(test set, familiar views): none where weights are still being chosen on a share of the training set."""
+        """Return the test set and the familiar views, or None for both while a share of the training set chooses."""
         tested = self.recipe.test or not self.recipe.validation
         return (self.data.test, self.data.familiar) if tested else (None, None)
 
@@ -307,7 +307,7 @@ class RunLog:
         return self.model(weights, result)
 
     def model(self, content: bytes, result: Result) -> Model:
-        """Return the model in a weights file of this run; only the first process need have the file."""
+        """Return the model in the content of a weights file of this run."""
         return model_of(unpack_weights(content, str(result.weights)), result.weights, self.device, result=result)
 
     def finished_model(self) -> Model:
@@ -339,7 +339,7 @@ class RunLog:
         return self.seconds + time.perf_counter() - self.began
 
     def speed(self, since: Moment) -> float:
-        """Images a second since then."""
+        """Return the images per second since a moment."""
         return (self.steps_done - since.steps) * self.learner.batch / max(time.perf_counter() - since.time, 1e-9)
 
     def lr(self) -> float:
@@ -370,7 +370,7 @@ class RunLog:
 
 
 class Board:
-    """TensorBoard's event files, beside the others."""
+    """Writes TensorBoard's event files into the folder of a run."""
 
     def __init__(self, folder: Path, epoch: int):
         try:

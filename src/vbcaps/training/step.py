@@ -1,4 +1,4 @@
-"""A training step, on CUDA captured once as a graph and then replayed: no Python, no launches, no gaps."""
+"""A training step. On CUDA it is captured once as a graph and then replayed, without Python or single launches."""
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -7,18 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-WARM_UP = 3  # what PyTorch advises before a capture: allocators, autotuning and compilation settle
+WARM_UP = 3  # calls before a capture, as PyTorch advises, so that allocators, autotuning and compilation settle
 
 
 class Graph:
-    """``graph()`` does ``work()``: on CUDA it is captured at the first call and from then on replayed.
+    """A function ``graph()`` that does ``work()``; on CUDA the first call captures it, and later calls replay it.
 
     Arguments:
-        work: takes and returns nothing. It reads and writes tensors that stay where they are, and waits for nothing.
-        state: gives every tensor that ``work`` changes. Capturing runs it a few times first; then these are put back,
-            and those that were made meanwhile (by an optimiser at its first step) are set to zero.
-        stream: graphs that are to be replayed at the same time need one each, for what libraries keep for a stream.
-        capture: False to run ``work`` as it is on CUDA, too.
+        work: takes and returns nothing. It reads and writes tensors at fixed addresses, and never waits for the device.
+        state: returns every tensor that ``work`` changes. Capturing runs ``work`` a few times first; then these tensors
+            are restored, and tensors created meanwhile (by an optimiser at its first step) are set to zero.
+        stream: graphs that run at the same time need one stream each, because libraries keep memory for each stream.
+        capture: False to run ``work`` without capture on CUDA, too.
     """
 
     def __init__(
@@ -62,18 +62,18 @@ class Graph:
 
 
 class TrainStep:
-    """``step(x, y)``: augment, forward, loss, backward, update; returns the loss.
+    """A function ``step(x, y)`` that augments, trains the network by one step and returns the loss.
 
     On CUDA the whole step, random numbers included, is one graph for each shape of input; the loss it returns is
     overwritten by the next call. The captured optimiser reads its learning rate from a tensor: change it with
     ``set_lr``. Capturing leaves network, optimiser and random state as they were.
 
     Arguments:
-        net: any module; its output goes to ``loss(output, y)``, which gives a scalar.
-        optimiser: of the net's parameters; on CUDA it is made ``capturable`` (or, as SGD, ``fused``), so not one that
-            must wait for the CPU.
-        augment: a function of ``x`` alone, on its device.
-        capture: False for an ordinary step on CUDA too.
+        net: any module; ``loss(output, y)`` turns its output into a scalar.
+        optimiser: an optimiser of the net's parameters that need not wait for the CPU; on CUDA it is made
+            ``capturable`` (or, for SGD, ``fused``).
+        augment: a function of ``x`` alone, on the device of ``x``.
+        capture: False for an ordinary step on CUDA, too.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class TrainStep:
         return Graph(work, self.state, self.device), x, y, loss
 
     def state(self) -> Iterator[Tensor]:
-        """Every tensor that a step changes."""
+        """Return every tensor that a step changes."""
         yield from (p.detach() for p in self.net.parameters())
         yield from self.net.buffers()
         for of_parameter in self.optimiser.state.values():

@@ -1,1 +1,1 @@
-"""Trained networks: those that come with the package, and weights files."""
+"""Trained networks: the ones in the package, and weights files."""

@@ -17,7 +17,7 @@ FORMAT = "vbcaps weights 1"
 
 
 class Contents(NamedTuple):
-    """What a weights file holds."""
+    """The content of a weights file."""
 
     tensors: dict[str, Tensor]  # the network's state_dict
     recipe: Recipe
@@ -28,14 +28,14 @@ class Contents(NamedTuple):
 
 
 def pack_weights(net: Network, recipe: Recipe, classes: tuple[str, ...], view: View, about: dict[str, Any]) -> bytes:
-    """Return a weights file.
+    """Return the bytes of a weights file.
 
     Args:
         net: the network whose ``state_dict`` is written.
-        recipe: how the network is made and was trained.
+        recipe: how the network is built and was trained.
         classes: the names of its classes, in the order of its output.
         view: how images become its input.
-        about: anything else, as JSON has it.
+        about: any other facts that JSON can hold.
     """
     header = dict(
         format=FORMAT,
@@ -49,7 +49,7 @@ def pack_weights(net: Network, recipe: Recipe, classes: tuple[str, ...], view: V
 
 
 def unpack_weights(content: bytes, file: str) -> Contents:
-    """Return what a weights file holds; ``file`` is its name in errors."""
+    """Return the content of a weights file; ``file`` is its name in errors."""
     tensors, header = unpack_tensors(content, file)
     if header.get("format") != FORMAT:
         saved = str(header.get("format")).startswith("vbcaps state")
@@ -64,12 +64,12 @@ def unpack_weights(content: bytes, file: str) -> Contents:
 
 
 def read_weights(path: Path) -> Contents:
-    """Return what the weights file at ``path`` holds; a file of anything else is an error that says what it is."""
+    """Return the content of the weights file at ``path``; the error for any other file says what the file is."""
     try:
         content = path.read_bytes()
     except OSError as error:
         state, last = (path.parent / name for name in ("state.safetensors", "last.safetensors"))
         begun = state.exists() and not last.exists()
-        hint = f"; its run has not come to the end of an epoch: vbcaps train --resume {path.parent}" if begun else ""
+        hint = f"; its run has not finished an epoch: vbcaps train --resume {path.parent}" if begun else ""
         raise RunError(f"cannot read the weights {path}: {error.strerror}{hint}") from error
     return unpack_weights(content, str(path))

@@ -1,4 +1,4 @@
-"""Where weights lie: in the package (``weights/NAME.safetensors``), in a run's folder, or in a file."""
+"""Find weights by name: in the package (``weights/NAME.safetensors``), in a run's folder, or in a file."""
 
 from pathlib import Path
 
@@ -24,8 +24,8 @@ def weights_file(name: str | Path) -> Path:
     """Return the weights file that a name or path means.
 
     Args:
-        name: a weights file; a run's folder, whose best weights are taken where a validation share chose them, and else
-            its last; or one of ``list_models()``.
+        name: a weights file; a run's folder, which means its best weights if a validation share chose them, else its
+            last; or one of ``list_models()``.
     """
     path = resolved(Path(name))
     for file in (path, path / "best.safetensors", path / "last.safetensors"):

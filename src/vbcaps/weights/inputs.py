@@ -1,7 +1,7 @@
-"""From the images that a user has to the bytes that a network was trained on.
+"""Convert a user's images to the bytes that a network expects.
 
-Axes: n image, c channel, h height, w width. Every image ends as uint8 ``c side side``: the shorter side is resized, the
-longer cropped, as images of one's own are read for training; grey becomes colour and colour grey as the network needs.
+Axes: n image, c channel, h height, w width. Every image becomes uint8 ``c side side``: the shorter side is resized and
+the longer cropped, as for training on your own images; grey becomes colour and colour grey as the network needs.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from torch import Tensor
 from vbcaps.data import FACTS, fit_image, image_files, read_images
 from vbcaps.training.recipe import Recipe
 
-PICTURES = (1, 3)  # channels that become each other
+PICTURES = (1, 3)  # numbers of channels that can be converted into each other
 RANGES = "float images must lie in [0, 1] or in [0, 255]"
 
 
@@ -34,7 +34,8 @@ def read_pixels(images: Any, side: int, channels: int) -> Tensor:
             float; a PIL image; the path of a picture, of a ``.npy`` file, or of a folder of pictures; or a list of any
             of these. All float values of a call have one range: [0, 1] where none is above 1, else [0, 255].
         side: height and width of the result.
-        channels: of the result. 1 and 3 become each other; any other number must be that of the images.
+        channels: the channels of the result. 1 and 3 are converted into each other; the images must have any other
+            number themselves.
     """
     items = list(images) if isinstance(images, list | tuple) else [images]
     if not items:
@@ -44,7 +45,7 @@ def read_pixels(images: Any, side: int, channels: int) -> Tensor:
 
 
 def _decoded(item: Any, side: int, channels: int) -> Tensor:
-    """Return one item of a list: pictures as uint8 ``n channels side side``, arrays as they are, ``n c h w``."""
+    """Return one item of a list: pictures as uint8 ``n channels side side``, arrays unchanged as ``n c h w``."""
     if isinstance(item, str | PathLike):
         path = Path(item)
         if path.suffix.lower() == ".npy" and not path.is_dir():
@@ -139,7 +140,7 @@ def _rgba(shape: tuple[int, ...]) -> str:
 
 
 def _scaled(parts: list[Tensor]) -> list[Tensor]:
-    """Return arrays as bytes: the float ones by their common range, which an ambiguous or impossible value ends."""
+    """Return arrays as bytes; float arrays have one common range, and an ambiguous or impossible range is an error."""
     floats = [part for part in parts if part.is_floating_point()]
     if not floats:
         return parts

@@ -1,4 +1,4 @@
-"""A trained network as one object: what ``vbcaps.load`` reads, ``vbcaps.fit`` returns and the command line uses.
+"""A trained network as one object, which ``vbcaps.load`` and ``vbcaps.fit`` return and the command line uses.
 
 Axes: n image, c class.
 """
@@ -29,20 +29,19 @@ if TYPE_CHECKING:
 
 
 class Model(nn.Module):
-    """A trained network with everything it takes to use it.
+    """A trained network with everything that is needed to use it.
 
-    ``model(x)`` runs the network on standardised float images ``n channels height width``, as ``view.test`` makes them,
-    and returns its output (``Capsules``, or ``Scores`` of a ``ConvNet``). ``model.predict(images)`` takes images as
-    they are.
+    ``model(x)`` runs the network on standardised float images ``n channels height width``, which ``view.test`` makes,
+    and returns its output (``Capsules``, or ``Scores`` of a ``ConvNet``). ``model.predict(images)`` takes raw images.
 
     Args:
         net: the network.
-        recipe: how the network is made and was trained.
+        recipe: how the network is built and was trained.
         classes: the names of its classes, in the order of its output.
         view: how uint8 images become its input.
-        about: what else is known: epoch, validation and test error, version, commit.
-        file: the weights file it was read from, if it was.
-        result: what the training gave, where ``vbcaps.fit`` made the model.
+        about: other facts: epoch, validation and test error, version, commit.
+        file: the weights file that the model was read from, if any.
+        result: the result of the training, if ``vbcaps.fit`` made the model.
 
     Example:
         >>> import torch, vbcaps
@@ -69,23 +68,23 @@ class Model(nn.Module):
         self.about, self.file, self.result = dict(about or {}), file, result
 
     def forward(self, x: Tensor) -> Capsules | Scores:  # n channels height width
-        """Run the network on standardised images; the gradient goes through."""
+        """Run the network on standardised images, differentiably."""
         return self.net(x)
 
     @torch.no_grad()
     def predict(self, images: Any, *, batch_size: int = 256, crops: int = 1) -> Tensor:
         """Return the probability of each class for each image.
 
-        Resizing, cropping and standardising are done here, in evaluation mode, which ends with the call.
+        The method resizes, crops and standardises the images, and runs the network in evaluation mode for this call.
 
         Args:
             images: a NumPy array or tensor ``h w``, ``h w c``, ``c h w``, ``n h w``, ``n h w c`` or ``n c h w``, uint8
                 or float; a PIL image; the path of a picture, of a ``.npy`` file, or of a folder of pictures; or a list
-                of any of these. Images may have any size: the shorter side is resized, the longer cropped. Floats lie
-                in [0, 1] where no value of the call is above 1, else in [0, 255]. One and three channels become each
-                other as the network needs; a network of two (smallNORB) takes arrays of two.
+                of any of these. Images may have any size: the shorter side is resized, the longer cropped. Floats are
+                taken to lie in [0, 1] if no value of the call is above 1, else in [0, 255]. One and three channels are
+                converted into each other; a network with two channels (smallNORB) takes arrays with two.
             batch_size: how many images the network sees at a time.
-            crops: 1 for the central crop; 5 or a square number for the mean over several.
+            crops: 1 for the central crop; 5 or a square number for the mean over several crops.
 
         Returns:
             Probabilities as a float tensor ``n c`` on the CPU, in the order of ``classes``; ``1 c`` for one image.
@@ -110,14 +109,14 @@ class Model(nn.Module):
         return scores.unflatten(0, x.shape[:2]).mean(0).float().cpu()
 
     def read(self, images: Any) -> Tensor:
-        """Return any images, as ``predict`` takes them, as the bytes that ``view`` crops: uint8 ``n channels y x``."""
+        """Return any images that ``predict`` takes as the bytes that ``view`` crops, uint8 ``n channels y x``."""
         return read_pixels(images, side_of(self.recipe), self.net.in_channels)
 
     def save(self, path: str | Path) -> Path:
-        """Write a weights file, which ``vbcaps.load(path)`` reads to the same bits; return its path.
+        """Write a weights file, from which ``vbcaps.load(path)`` restores the same bits; return its path.
 
         Args:
-            path: of the file. Its folder must exist; a file that is there is replaced in one step.
+            path: the path of the file. Its folder must exist; an existing file is replaced in one step.
         """
         path = Path(path)
         write(path, pack_weights(self.net, self.recipe, self.classes, self.view, self.about))
@@ -125,7 +124,7 @@ class Model(nn.Module):
 
     @property
     def name(self) -> str:
-        """The name by which ``vbcaps.load`` finds it, or the path of its file, or the name of its recipe."""
+        """Return the name by which ``vbcaps.load`` finds the model, or the path of its file, or its recipe's name."""
         if self.file is None:
             return self.recipe.name
         return self.file.stem if self.file.parent == find.FOLDER else str(self.file)
@@ -184,11 +183,11 @@ def load(
 
     Args:
         name: one of ``vbcaps.list_models()``, a weights file, or the folder of a run.
-        num_classes: another number of classes: the trained capsules, with a fresh class layer that must be trained.
-        in_channels: another number of channels: the first convolution's weights are spread over them so that images
-            whose channels are equal give the response they gave.
-        classes: the names of the new classes; without it they are "0", "1" and so on.
-        device: where the network is to be.
+        num_classes: another number of classes; the model then has a fresh class layer, which must be trained.
+        in_channels: another number of channels; the first convolution's weights are spread over them so that images
+            with equal channels get the same response as before.
+        classes: the names of the new classes; by default "0", "1" and so on.
+        device: the device of the network.
 
     Returns:
         The model, with ``net``, ``recipe``, ``classes``, ``view`` and ``about`` (its test error and more).
@@ -216,7 +215,7 @@ def load(
 def model_of(
     contents: Contents, file: Path, device: str | torch.device = "cpu", result: "Result | None" = None
 ) -> Model:
-    """Return the model that a weights file holds, in eval mode; torch's random numbers stay as they are."""
+    """Return the model in a weights file, in eval mode, without a change to torch's random state."""
     try:
         with torch.random.fork_rng(devices=[]):
             net = contents.recipe.net(contents.in_channels, len(contents.classes))
@@ -230,7 +229,7 @@ def model_of(
 def probabilities(net: Network, out: Capsules | Scores) -> Tensor:
     """Return probabilities ``n c`` from the output of a network.
 
-    A softmax of the logits where these have a learned scale; where not, each class's share of the activation.
+    They are the softmax of the logits if these have a learned scale, else each class's share of the activations.
     """
     if isinstance(net, ConvNet) or net.class_caps.scale is not None:
         return out.logits.softmax(1)
@@ -239,7 +238,7 @@ def probabilities(net: Network, out: Capsules | Scores) -> Tensor:
 
 @contextmanager
 def evaluating(net: nn.Module) -> Iterator[None]:
-    """Put a network into eval mode; afterwards each of its modules is in the mode it was in."""
+    """Put a network into eval mode, and restore the mode of each of its modules afterwards."""
     modes = [(module, module.training) for module in net.modules()]
     net.eval()
     try:
@@ -250,5 +249,5 @@ def evaluating(net: nn.Module) -> Iterator[None]:
 
 
 def exact_convolutions() -> Any:
-    """Return a context in which a GPU convolves as a CPU does: deterministic, without TF32."""
+    """Return a context in which a GPU convolves like a CPU: deterministically, without TF32."""
     return torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False)

@@ -14,18 +14,18 @@ from vbcaps.training.files import RunError
 
 
 def pack_tensors(tensors: Mapping[str, Tensor], header: dict[str, Any]) -> bytes:
-    """Return a safetensors file.
+    """Return the bytes of a safetensors file.
 
     Args:
-        tensors: by name, on any device.
-        header: goes into the file's metadata as one JSON string, since several strings would come in any order.
+        tensors: tensors by name, on any device.
+        header: goes into the file's metadata as one JSON string, since the order of several strings is not fixed.
     """
     contents = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
     return serialise(contents, {"vbcaps": json.dumps(header)})
 
 
 def unpack_tensors(content: bytes, file: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return what ``pack_tensors`` was given; the header is empty for another program's file.
+    """Return the arguments of ``pack_tensors``; the header is empty for another program's file.
 
     Args:
         content: the bytes of the file.
@@ -43,12 +43,12 @@ def unpack_tensors(content: bytes, file: str) -> tuple[dict[str, Tensor], dict[s
 
 
 def copy_tensors(into: Mapping[str, Tensor], tensors: Mapping[str, Tensor], file: str) -> None:
-    """Copy ``tensors`` into the tensors of the same names; names or shapes that differ are an error, and named.
+    """Copy ``tensors`` into the tensors of the same names; the error names those whose names or shapes differ.
 
     Args:
-        into: by name; each is overwritten in place.
-        tensors: as many, with the same names and shapes.
-        file: where they come from, in errors.
+        into: the tensors that are overwritten in place, by name.
+        tensors: the values, with the same names and shapes.
+        file: the name of their source in errors.
     """
     wrong = [f"{k} is missing" for k in into if k not in tensors]
     wrong += [f"{k} is not known" for k in tensors if k not in into]

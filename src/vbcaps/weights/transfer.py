@@ -1,4 +1,4 @@
-"""Trained capsules for another task: other classes, other channels, and a recipe to fine-tune them by."""
+"""Transfer trained capsules to another task: other classes, other channels, and a recipe that fine-tunes them."""
 
 import zlib
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ SHAPE = ("network", "arch", "stem", "routing", "norm_pose", "precision", "learn"
 
 
 def class_names(old: tuple[str, ...], num_classes: int | None, classes: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names of the classes: the old ones where nothing else, or only their number, is asked for."""
+    """Return the names of the classes: the old ones unless other names or another number are asked for."""
     if classes is not None:
         names = tuple(classes)
         if isinstance(classes, str) or not all(isinstance(name, str) for name in names):
@@ -48,10 +48,10 @@ def transfer(source: Contents, net: Network, name: str, *, fresh: bool) -> None:
     """Copy trained weights into another network, in place.
 
     Args:
-        source: the trained weights. Where their network has other channels, its first convolution is spread over them.
-        net: the network that gets them; what does not fit is named in the error.
-        name: of the source, in errors.
-        fresh: leave the class layer, and the scale of its logits, as ``net`` has them.
+        source: the trained weights. The first convolution is spread over the channels of ``net`` if these differ.
+        net: the network that receives the weights; the error names tensors that do not fit.
+        name: the name of the source in errors.
+        fresh: keep the class layer of ``net`` and the scale of its logits.
     """
     into = {k: x for k, x in net.state_dict().items() if not (fresh and k.startswith(CLASS_LAYERS))}
     given = {k: x for k, x in source.tensors.items() if not (fresh and k.startswith(CLASS_LAYERS))}
@@ -63,9 +63,9 @@ def transfer(source: Contents, net: Network, name: str, *, fresh: bool) -> None:
 
 
 def _spread(x: Tensor, like: Tensor, source: Contents, net: Network) -> Tensor:
-    """Return the weights of a convolution of images for other channels: their sum over channels, in equal shares.
+    """Return the weights of the first convolution for other channels: their sum over channels, in equal shares.
 
-    The response to an image whose channels are equal stays as it was. Other tensors are returned unchanged.
+    The response to an image with equal channels does not change. Other tensors are returned unchanged.
     """
     channels = (source.in_channels, net.in_channels)
     if x.ndim != 4 or x.shape == like.shape or (x.shape[1], like.shape[1]) != channels:
@@ -74,7 +74,7 @@ def _spread(x: Tensor, like: Tensor, source: Contents, net: Network) -> Tensor:
 
 
 def view_of(view: View, channels: int) -> View:
-    """Return the view for another number of channels: each has the mean of what they were standardised by."""
+    """Return the view for another number of channels: each is standardised by the old channels' average statistics."""
     if not view.mean or len(view.mean) == channels:
         return view
     mean, std = (sum(values) / len(values) for values in (view.mean, view.std))
@@ -94,7 +94,7 @@ def check_same_network(source: Recipe, recipe: Recipe, name: str) -> None:
 
 @dataclass(frozen=True)
 class Start:
-    """Trained weights for a training to begin with; ``start(net, classes)`` copies them."""
+    """Initial weights of a training; ``start(net, classes)`` copies them into a network."""
 
     source: Contents
     about: dict[str, Any]  # weights: their name; sum: a checksum of them
@@ -104,8 +104,8 @@ class Start:
         """Read weights, and check that their network is the recipe's.
 
         Args:
-            weights: a model, or what ``vbcaps.load`` takes.
-            recipe: of the training.
+            weights: a model, or anything that ``vbcaps.load`` takes.
+            recipe: the recipe of the training.
         """
         if isinstance(weights, str | Path):
             file = find.weights_file(weights)
@@ -123,15 +123,15 @@ class Start:
 
 
 def contents_of(model: "Model") -> Contents:
-    """Return what a weights file of ``model`` would hold."""
+    """Return the content of a weights file of ``model``."""
     return Contents(model.net.state_dict(), model.recipe, model.classes, model.view, model.net.in_channels, model.about)
 
 
 @torch.no_grad()
 def begin_with(source: Contents, net: Network, classes: tuple[str, ...], name: str) -> None:
-    """Begin a training with trained weights: those of the class layer, too, where the classes are the same.
+    """Copy trained weights into a network that is to be trained; the class layer is copied if the classes are equal.
 
-    BatchNorm's running statistics are copied, but count as none: those of the new images take their place at once.
+    BatchNorm's running statistics are copied with a count of 0 batches, so the first new batch replaces them.
     """
     transfer(source, net, name, fresh=classes != source.classes)
     for key, x in net.state_dict().items():
@@ -142,14 +142,14 @@ def begin_with(source: Contents, net: Network, classes: tuple[str, ...], name: s
 def fine_tuning(source: Recipe, **fields: Any) -> Recipe:
     """Return a recipe that fine-tunes trained weights: their network and input, and a short schedule.
 
-    What makes an image the network's input stays (side, crop, frame, standardising), as do the network and its loss.
-    All augmentation but the crop is off, since what suits clothes need not suit letters. The schedule is 20 epochs of
-    AdamW in batches of 32; the rate rises to 0.002 in a twentieth of them and then falls to a hundredth of that. It was
-    chosen among 0.0005, 0.001, 0.002 and 0.004 on a hundred pictures of digits, from "fashion_small".
+    The recipe keeps the network, its loss and the preprocessing of images (side, crop, frame, standardising). All
+    augmentation but the crop is off, because an augmentation that suits clothes need not suit letters. The schedule is
+    20 epochs of AdamW in batches of 32; the rate rises to 0.002 in the first twentieth and then falls to a hundredth of
+    that. 0.002 was chosen among 0.0005, 0.001, 0.002 and 0.004 on a hundred pictures of digits, from "fashion_small".
 
     Args:
         source: the recipe of the trained weights.
-        fields: of the recipe, to be set otherwise.
+        fields: fields of the recipe to override.
     """
     same = {"dataset", "crop", "pad", "standardise", "fill", "place", "loss", "loss_on", "network", "arch", "stem"}
     same |= {*CAPS_ONLY} - {"backend"}

@@ -1,8 +1,8 @@
-"""Compiles the C++ kernels once for this machine, and loads them.
+"""Compile the C++ kernels once for this machine, and load them.
 
-The library is kept in the user's cache folder (`VBCAPS_CACHE`, else `$XDG_CACHE_HOME/vbcaps`, else `~/.cache/vbcaps`)
-under a name that hashes the sources, the flags, and all that the compiler says of itself and of the processor. It ends
-in its own checksum: one that is broken is built again.
+The library is kept in the user's cache folder (`VBCAPS_CACHE`, else `$XDG_CACHE_HOME/vbcaps`, else `~/.cache/vbcaps`).
+Its name is a hash of the sources, the flags, and the compiler's description of itself and of the processor. The file
+ends in a checksum of its content: a damaged library is built again.
 """
 
 import ctypes
@@ -19,19 +19,19 @@ from pathlib import Path
 HERE = Path(__file__).parent
 SOURCES = ("passes.cpp", "vb.cpp", "em.cpp")
 HEADERS = ("lanes.h",)
-# No -ffast-math: infinities and NaNs mean something here. Without errno and traps, loops become vectors all the same.
+# No -ffast-math: the kernels use infinities and NaNs. Without errno and traps, the compiler still vectorises the loops.
 FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", "-shared", "-fPIC")
-MACHINES = (("-march=native", "-fopenmp"), ("-march=native",), ())  # the first that the compiler takes
+MACHINES = (("-march=native", "-fopenmp"), ("-march=native",), ())  # the first that the compiler accepts
 
 _lock = threading.Lock()
 
 
 class NoLibraryError(RuntimeError):
-    """There is no compiler, or it failed."""
+    """Raised where there is no compiler, or where it failed."""
 
 
 def library() -> ctypes.CDLL:
-    """The compiled kernels, built if need be; NoLibraryError where that cannot be."""
+    """Return the compiled kernels, built if necessary, or raise NoLibraryError if they cannot be built."""
     with _lock:
         loaded = _library()
     if isinstance(loaded, NoLibraryError):
@@ -40,7 +40,7 @@ def library() -> ctypes.CDLL:
 
 
 def why_no_library() -> str | None:
-    """Why the kernels cannot be used on this machine, or None where they can."""
+    """Return why the kernels cannot be used on this machine, or None if they can."""
     try:
         library()
     except NoLibraryError as error:
@@ -63,7 +63,7 @@ def _library() -> ctypes.CDLL | NoLibraryError:
 
 
 def find_compiler() -> list[str] | None:
-    """The command of a C++ compiler."""
+    """Return the command of a C++ compiler, or None if there is none."""
     named = shlex.split(os.environ.get("CXX", ""))
     if named and shutil.which(named[0]):
         return named
@@ -71,14 +71,14 @@ def find_compiler() -> list[str] | None:
 
 
 def build(command: list[str]) -> ctypes.CDLL:
-    """The library that this command makes, from the cache folder or fresh."""
+    """Return the library that this command builds, from the cache folder or newly built."""
     name = f"{_key(command)}.so"
     folder = cache_folder()
     kept = None if folder is None else folder / name
     if kept is not None and _is_whole(kept):
         try:
             return ctypes.CDLL(str(kept))
-        except OSError:  # for another system, on a shared disk
+        except OSError:  # built for another system, on a shared disk
             pass
     with tempfile.TemporaryDirectory() as made:
         fresh = Path(made) / name
@@ -88,7 +88,7 @@ def build(command: list[str]) -> ctypes.CDLL:
         if kept is not None and _keep(fresh, kept):
             try:
                 return ctypes.CDLL(str(kept))
-            except OSError:  # a disk from which nothing may be run
+            except OSError:  # the disk does not allow execution
                 pass
         return ctypes.CDLL(str(fresh))
 
@@ -115,7 +115,7 @@ def _run(command: list[str]) -> str:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether the file ends in the checksum of what comes before."""
+    """Return whether the file ends in the checksum of the bytes before it."""
     try:
         content = path.read_bytes()
     except OSError:
@@ -124,7 +124,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def _keep(fresh: Path, kept: Path) -> bool:
-    """Put the library where other processes find it, all at once; False where that is not allowed."""
+    """Move the library atomically to the path where other processes find it; return False if that is not allowed."""
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=kept.parent) as beside:

@@ -1,6 +1,6 @@
-// What EM routing does at a parent, between the passes over votes: the twin of em_triton.py.
+// The updates of EM routing at a parent, between the passes over votes: the twin of triton/em.py.
 //
-// The passes run without a prior, k0 = 0: then S_j / r_j is the variance of the votes about their mean m_j.
+// The passes run without a prior, k0 = 0, so S_j / r_j is the variance of the votes about their mean m_j.
 
 #include "lanes.h"
 
@@ -8,9 +8,9 @@ namespace {
 
 constexpr double LN2PI = 1.8378770664093453;
 
-// Of the parents of type j in a block of images.
+// The Gaussians of the parents of type j in a block of images.
 struct Mixture {
-  double r[K], inv_r[K], ln_var[K], cost[K], logit[K];  // cost: of one r_j
+  double r[K], inv_r[K], ln_var[K], cost[K], logit[K];  // cost: per r_j
   vec spread[4], var[4], lam[4];
 
   Mixture(const float* rj, const float* S, const float* beta_a, const float* beta_u, const Lanes& s, Long l, Long j,
@@ -46,7 +46,7 @@ double sigmoid_of_minus(double x) {
 
 extern "C" {
 
-// The M-step to the precision lambda = 1 / var and constant K of the scores or, where logit is given, to it and var.
+// Takes an M-step; writes the scores' precision lambda = 1 / var and constant K or, if logit is not null, logit, var.
 void em_parent(const float* rj, const float* S, const float* beta_a, const float* beta_u, float* lam, float* K_j,
                float* logit, float* var, double inverse_temperature, double min_var, Long L, Long J, Long N,
                Long threads) {
@@ -68,8 +68,8 @@ void em_parent(const float* rj, const float* S, const float* beta_a, const float
       }
 }
 
-// Gradients of logit, m and var (where dlogit is given; dm, dvar may be null) or of the scores to those of the moments,
-// gb = dm / r_j, gS, gr; the terms of iteration t of T (grad_votes); and what the offsets of this logit get.
+// Writes the gradients of the moments, gb = dm / r_j, gS, gr, from those of logit, m and var (if dlogit is not null; dm
+// and dvar may be null) or scores; the terms of iteration t of T (grad_votes); and the gradient glogit of beta_a.
 void em_grad_parent(const float* rj, const float* S, const float* m, const float* last_m, const float* beta_a,
                     const float* beta_u, const float* dlogit, const float* dm, const float* dvar, const float* U0,
                     const float* U1, const float* U2, float* gb, float* gS, float* gr, float* terms, Long T, Long t,

@@ -1,7 +1,7 @@
-// What the C++ kernels share: vectors of lanes, functions of numbers, room to work in, and what makes the votes.
+// The code that the C++ kernels share: vectors of lanes, functions of numbers, scratch memory, and the votes' inputs.
 //
-// A vector is K lanes of four numbers: a row of the poses of K images or, where there is one image, of K types.
-// Row p of a vote is sum_q M[p, q] W[q, :]: in every lane an entry of M times a row of W.
+// A vector is K lanes of four numbers: a row of the poses of K images or, if there is only one image, of K types.
+// Row p of a vote is sum_q M[p, q] W[q, :]: every lane multiplies an entry of M by a row of W.
 
 #pragma once
 
@@ -38,7 +38,7 @@ constexpr int K = 1;
 
 constexpr int WIDTH = 4 * K;
 
-constexpr float SMALLEST_WEIGHT = 1.0842021724855044e-19f;  // what a sum of responsibilities is at least divided by
+constexpr float SMALLEST_WEIGHT = 1.0842021724855044e-19f;  // the least sum of responsibilities in a divisor
 
 typedef float vec __attribute__((vector_size(4 * WIDTH)));
 
@@ -49,7 +49,7 @@ typedef int32_t order __attribute__((vector_size(4 * WIDTH)));
 #define SHUFFLE(v, ...) __builtin_shuffle(v, order{__VA_ARGS__})
 #endif
 
-// The same choice of entries in every lane.
+// Selects the same entries in every lane.
 #if defined(__AVX512F__)
 #define IN_LANE(v, a, b, c, d) \
   SHUFFLE(v, a, b, c, d, 4 + a, 4 + b, 4 + c, 4 + d, 8 + a, 8 + b, 8 + c, 8 + d, 12 + a, 12 + b, 12 + c, 12 + d)
@@ -73,7 +73,7 @@ INLINE vec fill(float x) {
   return v;
 }
 
-// Four numbers, in every lane.
+// Returns four numbers in every lane.
 INLINE vec tile(const float* x) {
 #if defined(__AVX512F__)
   return (vec)_mm512_broadcast_f32x4(_mm_loadu_ps(x));
@@ -84,7 +84,7 @@ INLINE vec tile(const float* x) {
 #endif
 }
 
-// K numbers: the k-th all over lane k.
+// Returns K numbers, the k-th in all entries of lane k.
 INLINE vec spread(const float* x) {
 #if defined(__AVX512F__)
   return SHUFFLE(tile(x), 0, 0, 0, 0, 5, 5, 5, 5, 10, 10, 10, 10, 15, 15, 15, 15);
@@ -95,7 +95,7 @@ INLINE vec spread(const float* x) {
 #endif
 }
 
-// The first number of every lane.
+// Stores the first number of every lane.
 INLINE void store_firsts(float* x, vec v) {
 #if defined(__AVX512F__)
   v = SHUFFLE(v, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
@@ -105,13 +105,13 @@ INLINE void store_firsts(float* x, vec v) {
   std::memcpy(x, &v, 4 * K);
 }
 
-// The sum of every lane, in all of its entries.
+// Returns the sum of every lane, in all of its entries.
 INLINE vec sum_of_lanes(vec v) {
   v += IN_LANE(v, 1, 0, 3, 2);
   return v + IN_LANE(v, 2, 3, 0, 1);
 }
 
-// Of these, only `live` lanes exist in memory; the others are 0.
+// In the next two functions only `live` lanes exist in memory; `spread` sets the others to 0.
 INLINE vec spread(const float* x, int live) {
   if (live == K) return spread(x);
   const float y[4] = {x[0], live > 1 ? x[1] : 0.0f, live > 2 ? x[2] : 0.0f, 0.0f};
@@ -124,7 +124,7 @@ INLINE void store_firsts(float* x, vec v, int live) {
   std::memcpy(x, y, 4 * (size_t)live);
 }
 
-// --- functions of numbers, without branches: loops over them become vectors -------------------------------------------
+// --- functions of numbers, without branches, so that the compiler vectorises loops over them -------------------------
 
 INLINE int32_t bits(float x) {
   int32_t i;
@@ -138,7 +138,7 @@ INLINE float number(int32_t i) {
   return x;
 }
 
-// e^x for x <= 0; 0 where it would be below the normal numbers.
+// Returns e^x for x <= 0, or 0 where e^x would be subnormal.
 INLINE float exp_(float x) {
   const float t = x * 1.44269504f + 12582912.0f;  // its last bits are round(x / ln 2)
   const float n = t - 12582912.0f;
@@ -155,7 +155,7 @@ INLINE float exp_(float x) {
   return x == x ? y : x;
 }
 
-// ln x for x >= 0.
+// Returns ln x for x >= 0.
 INLINE float log_(float x) {
   const bool small = x < 1.17549435e-38f;
   const int32_t i = bits(small ? x * 8388608.0f : x);
@@ -175,12 +175,12 @@ INLINE float log_(float x) {
   y = y * f * square - n * 2.12194440e-4f - 0.5f * square;
   y = f + y + n * 0.693359375f;
   y = x == 0.0f ? -INFINITY : y;
-  return x < INFINITY ? y : x;  // infinity and NaN are themselves
+  return x < INFINITY ? y : x;  // infinity and NaN are returned unchanged
 }
 
 // --- memory ----------------------------------------------------------------------------------------------------------
 
-// Room that a thread keeps between calls: `take` gives parts of what `reserve` made, each from a cache line on.
+// Memory that a thread keeps between calls: `take` returns parts of what `reserve` allocated, aligned to cache lines.
 struct Scratch {
   char* start = nullptr;
   size_t size = 0, used = 0;
@@ -205,7 +205,7 @@ struct Scratch {
 
 inline thread_local Scratch scratch;
 
-// What makes the votes; launch_cpu.py has the same structure.
+// The inputs of the votes; cpu/launch.py has the same structure.
 struct Votes {
   const float *a, *pose, *W, *coordinates;  // c n; c p n r; g j p r; i 2 or null
   const Long* child;                  // l i
@@ -213,7 +213,7 @@ struct Votes {
   Long C, N, L, I, J, G, S, types, threads;
 };
 
-// How images or types share out among lanes: `blocks` of images and `units`, a type or K of them.
+// How images or types are assigned to lanes: `blocks` of K images, and `units` of one type; or units of K types.
 struct Lanes {
   Long J, N;
   bool types;  // lanes are types
@@ -235,10 +235,10 @@ struct Lanes {
   Long rows(Long l, Long u, Long b) const { return l * J * 16 * N + u * unit_rows + b * WIDTH; }
 };
 
-// For votes lanes are types where there is one image.
+// For votes, lanes are types if there is only one image.
 inline Lanes lanes_of_votes(Long J, Long N) { return Lanes(J, N, K > 1 && N == 1 && J > 1); }
 
-// Four rows of a unit and block; lanes that are off are 0.
+// Loads four rows of a unit and block; inactive lanes are 0.
 inline void load_rows(vec (&X)[4], const float* x, const Lanes& s, int live) {
   if (s.lane == 4 && live == K) {
     for (int p = 0; p < 4; p++) X[p] = load(x + p * s.row);
@@ -263,14 +263,14 @@ inline void store_rows(float* x, const vec (&X)[4], const Lanes& s, int live) {
   }
 }
 
-// K numbers of float64 from x on, as a vector; lanes that are off are 1, which can be divided by.
+// Loads K float64 numbers as a vector; inactive lanes are 1, so that divisions by them are safe.
 INLINE vec spread_of(const double* x, int live) {
   float y[4];
   for (int k = 0; k < K; k++) y[k] = k < live ? (float)x[k] : 1.0f;
   return spread(y);
 }
 
-// sum_d ln X_d of each lane.
+// Computes sum_d ln X_d of each lane.
 inline void sum_of_logs(double* sums, const vec (&X)[4], int live) {
   float x[4 * WIDTH];
   for (int p = 0; p < 4; p++) store(x + p * WIDTH, X[p]);
@@ -282,8 +282,8 @@ inline void sum_of_logs(double* sums, const vec (&X)[4], int live) {
   }
 }
 
-// What each parent adds to the gradient of votes, as grad_votes reads it: of each field, unit and block the rows of
-// E_0, C_0, E_1, ..., m, `cell` numbers in all. This is the k-th of them.
+// Stores the k-th of the terms that each parent adds to the gradient of votes, as grad_votes reads them: for each
+// field, unit and block the rows of E_0, C_0, E_1, ..., m, `cell` numbers in all.
 inline void store_terms(float* terms, Long cell, Long k, const vec (&X)[4], const Lanes& s, Long l, Long j, Long b) {
   const Lanes t = lanes_of_votes(s.J, s.N);
   const Long u = t.types ? j / K : j;
@@ -295,7 +295,7 @@ inline void store_terms(float* terms, Long cell, Long k, const vec (&X)[4], cons
       store(x + p * WIDTH, X[p]);
 }
 
-// Big new memory comes in big pages, where the system has them: it is not touched before.
+// Asks the system to back large new memory, which nothing has touched yet, with huge pages.
 inline void expect_large(float* x, Long floats) {
 #if defined(MADV_HUGEPAGE)
   constexpr uintptr_t PAGE = 1 << 21;
@@ -306,5 +306,5 @@ inline void expect_large(float* x, Long floats) {
 #endif
 }
 
-// How many threads are worth waking for so many vectors of work.
+// Returns how many threads are worth waking for `work` vectors.
 inline int threads_for(Long threads, Long work) { return (int)most(1, least(threads, work / 8192)); }

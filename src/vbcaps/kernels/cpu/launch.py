@@ -1,6 +1,6 @@
-"""Calls of the C++ kernels: the passes of passes.cpp, and what VB and EM do at a parent.
+"""Calls of the C++ kernels: the passes of passes.cpp, and the updates of VB and EM at a parent.
 
-The first call compiles them, in a few seconds, into the user's cache folder; later processes load what lies there.
+The first call takes a few seconds to compile the kernels into the user's cache folder; later processes load them.
 """
 
 import ctypes
@@ -50,7 +50,7 @@ NOT_BUILT = "could not be built"
 
 
 class Cpu:
-    """The C++ kernels, see ``Backend``. The rows of a pose lie together for several images: poses are ``p n r``."""
+    """The C++ kernels, see ``Backend``. Each row of a pose is stored for all images together: poses are ``p n r``."""
 
     name = "cpu"
     dtypes: tuple[torch.dtype, ...] = (torch.float32,)
@@ -99,7 +99,7 @@ class Cpu:
         return x.permute(3, 0, 1, 2)
 
     def new_terms(self, v: Votes, iters: int) -> Tensor:
-        """Lanes that are off must not be NaN."""
+        """Allocate the terms; inactive lanes are 0, because they must not be NaN."""
         _, N, L, _, J = v.sizes
         lanes = library().lanes()
         of_types = lanes > 1 and N == 1 and J > 1
@@ -120,7 +120,7 @@ class Cpu:
         _call("scores", v, m, lam, K, r)
 
     def agreements(self, v: Votes, w: Tensor, r: Tensor) -> None:
-        """The sum over d is how a responsibility answers to a gradient w of sum R V."""
+        """Compute sum_d w_jd V_ijd as the gradient of R_ij where w is the gradient of sum R V."""
         nothing = torch.zeros_like(w)
         _call("agreements", v, nothing, w, nothing, nothing, r)
 
@@ -141,7 +141,7 @@ class Cpu:
         _call("grad_votes", v, terms, r, dz, iters, dpose, dW)
         return dpose, dW
 
-    # --- VB at a parent; there is one part, S itself ---------------------------------------------------------------
+    # --- VB at a parent; the only part of S is S itself ------------------------------------------------------------
 
     def vb_update(
         self, moments: Moments, spread: Tensor, prior: PriorTensors, wishart: bool, lam: Tensor, K: Tensor
@@ -198,7 +198,7 @@ class Cpu:
 
 @constant
 def why_no_library() -> str | None:
-    """Return why there are no kernels for CPUs on this machine, or None where there are."""
+    """Return why there are no CPU kernels on this machine, or None if there are."""
     return build.why_no_library()
 
 
@@ -206,13 +206,13 @@ def why_no_library() -> str | None:
 
 
 def _given(x: Tensor) -> Tensor:
-    """What the user gave, as the kernels read it."""
+    """Return the user's tensor in the layout and type that the kernels read."""
     return x.to(torch.float32).contiguous()
 
 
 def _call(name: str, *arguments: Any) -> None:
     """Call a C function: tensors go as pointers, numbers as int64_t or double, Votes and priors as structures."""
-    kept: list[Any] = []  # what C reads stays alive until it returns
+    kept: list[Any] = []  # keeps the memory that C reads alive until the call returns
     getattr(library(), name)(*(_as_c(argument, kept) for argument in arguments))
 
 

@@ -1,17 +1,17 @@
-// The passes over votes for CPUs: the twins of triton/passes.py, which says what each computes and how memory lies.
-// No vote leaves the caches.
+// The passes over votes for CPUs: the twins of triton/passes.py, which defines them. No vote leaves the caches.
 //
-// A task is a field, 16 images or so, and some units; it gathers the poses of the field's children and writes to memory of
-// its own. Sums over tasks are added in an order that the number of threads does not change: the same bits every time.
+// A task is a field, about 16 images, and some units. It gathers the poses of the field's children and writes to its
+// own memory. Sums over tasks are added in an order that does not depend on the number of threads, so results are the
+// same in every run.
 
 #include "lanes.h"
 
 namespace {
 
-constexpr int GROUP = 16 / K;          // blocks of images per task: their scalars share a cache line
-constexpr int UNITS = K == 4 ? 2 : 1;  // worked on at once, as far as registers reach
+constexpr int GROUP = 16 / K;          // blocks of images per task, whose scalars share a cache line
+constexpr int UNITS = K == 4 ? 2 : 1;  // processed at once, as many as fit into registers
 
-// The pose and activation of child c in block b, in every lane; lanes that are off are 0.
+// Gathers the pose and activation of child c in block b for every lane; inactive lanes are 0.
 inline void gather(const Votes& v, const Lanes& s, Long c, Long b, float* P, float* a) {
   const float* const pose = v.pose + c * 16 * v.N;
   if (s.types) {
@@ -26,7 +26,7 @@ inline void gather(const Votes& v, const Lanes& s, Long c, Long b, float* P, flo
   for (int k = 0; k < K; k++) a[k] = k < live ? v.a[c * v.N + K * b + k] : 0.0f;
 }
 
-// Weights as `weight_row` reads them: as they are where lanes are images; where they are types, rows of K types.
+// Weights as `weight_row` reads them: unchanged if lanes are images, rows of K types if lanes are types.
 struct Weights {
   const float* W;
   Long slot, unit;  // from one to the next
@@ -56,8 +56,8 @@ INLINE vec weight_row(const float* W, int q) {
   return TYPES ? load(W + q * WIDTH) : tile(W + 4 * q);
 }
 
-// The votes of a child for U units, row by row: use(k, p, V, M) with row p of unit k's vote and the entries of row p of
-// the pose. The child's coordinates (or zeros) are added to the last column of rows 0 and 1.
+// Computes the votes of a child for U units, row by row, and calls use(k, p, V, M) with row p of unit k's vote and the
+// entries of row p of the pose. The child's coordinates (or zeros) are added to the last column of rows 0 and 1.
 template <bool TYPES, int U, class Use>
 INLINE void votes(const float* P, const float* W, Long unit, vec y, vec x, Use use) {
   vec w[U][4];
@@ -95,7 +95,7 @@ struct Coordinates {
 
 struct Task {
   Long l, b0, b1, u0, u1;    // field; blocks; units
-  float *P, *a, *room;       // poses and activations of the field's children, block by block; and more room
+  float *P, *a, *room;       // poses and activations of the field's children, block by block; scratch memory
   const float* P_of(Long b, Long I) const { return P + (b - b0) * I * 4 * WIDTH; }
   const float* a_of(Long b, Long I) const { return a + (b - b0) * I * K; }
 };
@@ -131,7 +131,7 @@ void over_fields(const Votes& v, const Lanes& s, Long room, const Body& body) {
   }
 }
 
-// All units and blocks of a task: pass.run<U>(t, u, b) works on U units.
+// Runs a pass on all units and blocks of a task: pass.run<U>(t, u, b) processes U units.
 template <class Pass>
 void over_tiles(const Task& t, const Pass& pass) {
   Long u = t.u0;
@@ -153,7 +153,7 @@ void run_pass(const Votes& v, Long room, Arguments... arguments) {
   });
 }
 
-// The scalars of U units and a block, slot by slot: where they stand or, where lanes are off, copied to `room`.
+// The scalars of U units and a block, slot by slot: in place or, if some lanes are inactive, copied to `room`.
 template <int U>
 struct Window {
   float* x;
@@ -174,7 +174,7 @@ struct Window {
   }
   INLINE float* at(Long i, int k) const { return x + i * slot + k * unit; }
 
-  // Slots lie far apart: ask for one well before its turn.
+  // Slots lie far apart, so prefetch them well before their turn.
   template <int WRITE>
   INLINE void ahead(Long i) const {
 #pragma GCC unroll 4
@@ -203,7 +203,7 @@ struct Moments {
 
   static Long room(Long I) { return I * UNITS * (5 * WIDTH + K); }
 
-  // What unit u has of a number, or of four, per type.
+  // The values of unit u, from one number (or a row of four) per type.
   vec of_unit(const float* x, Long step, Long u) const {
     float y[4];
     for (int k = 0; k < K; k++) y[k] = x[(TYPES ? least(K * u + k, v.J - 1) : u) * step];
@@ -275,7 +275,7 @@ struct Moments {
   }
 };
 
-// A number per vote from x = V_ij - m_j: the scores K_j - 1/2 sum_d lambda_jd x_d^2, with lambda in B; or
+// Computes a number per vote from x = V_ij - m_j: the scores K_j - 1/2 sum_d lambda_jd x_d^2, with lambda in B; or
 // dR_ij = gr_j + sum_d x_d (gb_jd + gS_jd x_d), with gb and gS in A and B.
 template <bool TYPES, bool SCORES>
 struct OfVotes {
@@ -325,7 +325,7 @@ using Scores = OfVotes<TYPES, true>;
 template <bool TYPES>
 using GradResponsibilities = OfVotes<TYPES, false>;
 
-// z of all parents of a child to r = softmax(z), where they stand.
+// Replaces z by r = softmax(z) over all parents of a child.
 void normalise(const Votes& v, float* z) {
   const Long size = v.J * v.N;
   const int threads = threads_for(v.threads, v.L * v.I * size / WIDTH);
@@ -370,7 +370,8 @@ void normalise(const Votes& v, float* z) {
 
 // --- backward --------------------------------------------------------------------------------------------------------
 
-// s_c = sum over the child's parents of r dR: its share of da, and what the softmax takes off. r: null for 1/J.
+// Writes s_c, the sum of r dR over a child's parents, and writes it to da or adds it; r is null for 1/J. GradScores
+// subtracts s_c from dR, as the gradient of the softmax demands.
 void sum_over_parents(const Votes& v, const float* r, const float* dR, float* s, float* da, bool add) {
   const Long size = v.J * v.N;
   const int threads = threads_for(v.threads, v.L * v.I * size / WIDTH);
@@ -399,7 +400,7 @@ void sum_over_parents(const Votes& v, const float* r, const float* dR, float* s,
   }
 }
 
-// dz_ij = r_ij a_i (dR_ij - s_i), written over dR_ij; U_k = sum_i dz_ij x^k, x = V_ij - m_j.
+// Writes dz_ij = r_ij a_i (dR_ij - s_i) over dR_ij, and the sums U_k = sum_i dz_ij x^k, x = V_ij - m_j.
 template <bool TYPES>
 struct GradScores {
   const Votes& v;
@@ -454,27 +455,27 @@ struct GradScores {
   }
 };
 
-// dV_ij = sum_k s_k (E_k + C_k (V_ij - m_j)), and what follows: dM_i = sum_j dV_ij W_ij^T, dW = sum M_i^T dV_ij.
-// s_k is R_ij in moments t = 0 .. T-1, then dz_ij in scores t = 0 .. T-2; m_j is the last one's.
+// Computes dV_ij = sum_k s_k (E_k + C_k (V_ij - m_j)), and from it dM_i = sum_j dV_ij W_ij^T, dW = sum M_i^T dV_ij.
+// s_k is R_ij in moments t = 0 .. T-1, then dz_ij in scores t = 0 .. T-2; m_j is the mean of the last iteration.
 //
-// A task is some types of children and a chunk of images: no other type has their poses or weights. Chunks have sums of
-// dW of their own, added up at the end; how many there are is fixed by the number of images.
+// A task is some child types, whose poses and weights no other type uses, and a chunk of images. Each chunk has its own
+// sum of dW, and these are added at the end; the number of images alone decides the number of chunks.
 struct GradVotes {
   const Votes& v;
   const Lanes& s;
   const Weights &weights, &transposed;
-  const float* terms;  // of each field, unit and block: rows of E_0, C_0, E_1, ..., m
+  const float* terms;  // for each field, unit and block the rows of E_0, C_0, E_1, ..., m
   float *r, *dz;
   Long T;
 
-  static constexpr int PAIR = K == 4 ? 2 : 1;  // slots worked on at once
+  static constexpr int PAIR = K == 4 ? 2 : 1;  // slots processed at once
 
   // A slot of a task: its number in the field, and the row of its weights, in W and among those of the task.
   struct Slot {
     Long i, g, row;
   };
 
-  // n slots, from `slots` on. Their shares: r and dz of iteration t and slot c are t * per_iteration + c * per_slot on.
+  // Processes n slots. r and dz of iteration t and slot c lie at offset t * per_iteration + c * per_slot.
   template <bool TYPES, int n>
   INLINE void run(const Slot* slots, Long u, const float* terms, const float* r, const float* dz, Long per_iteration,
                   Long per_slot, const float* P, const float* a, float* dP, float* dW) const {
@@ -556,7 +557,7 @@ struct GradVotes {
     }
   }
 
-  // Lanes to numbers: images are summed, types stay apart.
+  // Writes the lanes' sums to dW: sums over images, keeps types apart.
   void put_weight(float* dW, const float* lanes, Long g, Long u) const {
     for (int q = 0; q < 4; q++)
       for (int k = 0; k < 4; k++) {
@@ -568,7 +569,7 @@ struct GradVotes {
       }
   }
 
-  // The slots of a task in field l, for unit u and block b.
+  // Processes the slots of a task in field l, for unit u and block b.
   template <bool TYPES>
   void over_slots(const Slot* slots, Long n, Long l, Long u, Long b, const float* P, const float* a, float* dP,
                   float* dW, float* copies) const {
@@ -581,7 +582,7 @@ struct GradVotes {
       const Long second = pair ? s.scalar(l * v.I + slots[e + 1].i, u, b) : first;
       const float *r_e = r + first, *dz_e = dz + first;
       Long per_iteration = all, per_slot = second - first;
-      if (live < K) {  // as lanes hold them: r, then dz, of each iteration and slot
+      if (live < K) {  // a copy with K entries per slot: r, then dz, of each iteration and slot
         r_e = copies, dz_e = copies + (T - 1) * 2 * K, per_iteration = 2 * K, per_slot = K;
         for (Long t = 0; t < T - 1; t++)
           for (int k = 0; k < 2 * K; k++) {
@@ -611,7 +612,7 @@ struct GradVotes {
     const Long groups = parts(s.blocks, GROUP), per_chunk = parts(groups, least(groups, 8));
     const Long chunks = parts(groups, per_chunk), numbers = v.G * v.J * 16;
     const int threads = threads_for(v.threads, 4 * v.L * v.I * s.units * s.blocks);
-    const bool apart = v.G % v.types == 0;  // each type has rows of W of its own
+    const bool apart = v.G % v.types == 0;  // each type has its own rows of W
     const Long most_shares = least(v.types, most(parts(v.types, 4), parts(4 * threads, chunks)));
     const Long width = apart ? parts(v.types, most_shares) : v.types, shares = parts(v.types, width);
     const Long most_slots = v.I / v.types * width, most_rows = apart ? v.G / v.types * width : v.G;
@@ -681,7 +682,7 @@ struct GradVotes {
 
 }  // namespace
 
-// --- what launch_cpu.py calls ------------------------------------------------------------------------------------------
+// --- the functions that cpu/launch.py calls --------------------------------------------------------------------------
 
 extern "C" {
 
@@ -709,7 +710,7 @@ void scores(const Votes* v, const float* m, const float* lam, const float* K_j, 
   normalise(*v, z);
 }
 
-// The same of the linear sum_d w_jd V_ijd, with zeros for the rest.
+// Like `scores`, from the linear sum_d w_jd V_ijd; m, squares and K_j are zeros.
 void agreements(const Votes* v, const float* m, const float* w, const float* squares, const float* K_j, float* z) {
   expect_large(z, v->L * v->I * v->J * v->N);
   run_pass<GradResponsibilities>(*v, Scores<false>::room(v->I), m, w, squares, K_j, z);
@@ -727,7 +728,7 @@ void grad_scores(const Votes* v, const float* m, float* r, const float* s, float
   run_pass<GradScores>(*v, GradScores<false>::room(v->I), m, r, s, dR, U0, U1, U2);
 }
 
-// Term k of T iterations (grad_votes) from poses l j p n r.
+// Stores the poses l j p n r as term k of T iterations (grad_votes).
 void put_term(float* terms, Long T, Long k, const float* x, Long L, Long J, Long N) {
   const Lanes s(J, N, false);
   for (Long l = 0; l < L; l++)

@@ -1,6 +1,6 @@
-// What VB routing does at a parent, between the passes over votes: the twin of vb_triton.py.
+// The updates of VB routing at a parent, between the passes over votes: the twin of triton/vb.py.
 //
-// Numbers per parent are worked on in float64: they are few, and their rounding would be that of whole scores.
+// Numbers per parent are computed in float64: they are few, and their rounding errors would affect whole scores.
 
 #include "lanes.h"
 
@@ -8,7 +8,7 @@ namespace {
 
 constexpr double LN2 = 0.69314718055994531, LN2PIE = 2.8378770664093453;
 
-// ln x for positive normal x.
+// Returns ln x for positive normal x.
 INLINE double log_of(double x) {
   int64_t i;
   std::memcpy(&i, &x, 8);
@@ -22,7 +22,7 @@ INLINE double log_of(double x) {
   return (double)(int32_t)e * LN2 + 2 * s * (1 + u * series);
 }
 
-// psi(x), x > 0: below 8 the recurrence to x + 8, its eight terms paired from both ends; then the asymptotic series.
+// Returns psi(x), x > 0: below 8 by recurrence from x + 8, its eight terms paired from both ends; then by its series.
 INLINE double digamma(double x) {
   const double t = x * x + 7 * x;
   const double shift = x < 8 ? (2 * x + 7) * (1 / t + 1 / (t + 6) + 1 / (t + 10) + 1 / (t + 12)) : 0.0;
@@ -31,7 +31,7 @@ INLINE double digamma(double x) {
   return log_of(y) - 0.5 / y - series - shift;
 }
 
-// psi'(x), x > 0, likewise.
+// Returns psi'(x), x > 0, by the method of `digamma`.
 INLINE double trigamma(double x) {
   const double t = x * x + 7 * x;
   const double shift = x < 8 ? (2 * t + 49) / (t * t) + (2 * t + 37) / ((t + 6) * (t + 6)) +
@@ -41,7 +41,7 @@ INLINE double trigamma(double x) {
   return shift + y + 0.5 * u + y * u * (1.0 / 6 - u * (1.0 / 30 - u * (1.0 / 42 - u * (1.0 / 30 - u * (5.0 / 66)))));
 }
 
-// sum_d psi(nu/2), or the Wishart's sum_d psi((nu - d)/2).
+// Returns sum_d psi(nu/2), or the Wishart's sum_d psi((nu - d)/2).
 INLINE double digamma_of_nu(double nu, bool wishart) {
   if (!wishart) return 16 * digamma(nu / 2);
   double sum = 0;
@@ -49,7 +49,7 @@ INLINE double digamma_of_nu(double nu, bool wishart) {
   return sum;
 }
 
-// Its derivative.
+// Returns the derivative of `digamma_of_nu`.
 INLINE double trigamma_of_nu(double nu, bool wishart) {
   if (!wishart) return 8 * trigamma(nu / 2);
   double sum = 0;
@@ -59,7 +59,7 @@ INLINE double trigamma_of_nu(double nu, bool wishart) {
 
 }  // namespace
 
-// launch_cpu.py has the same structure. Steps: from a type to the next, 0 where all share.
+// cpu/launch.py has the same structure. A step leads from one type to the next, and is 0 if all types share a value.
 struct VBPrior {
   const float *alpha0, *kappa0, *nu0, *inv_psi0;
   Long alpha0_step, kappa0_step, nu0_step, inv_psi0_step;
@@ -67,7 +67,7 @@ struct VBPrior {
 
 namespace {
 
-// Numbers of the parents of a field, j n; `sum_alpha` is that over types, repeated for each.
+// Numbers of the parents of a field, j n; `sum_alpha` is the sum over types, repeated for each type.
 struct Field {
   double *r, *alpha, *sum_alpha, *kappa, *nu, *more[4];
 
@@ -98,7 +98,7 @@ struct Field {
   }
 };
 
-// psi_j = 1 / (Psi0^-1 + S_j) of the parents of type j in a block of images.
+// Loads psi_j = 1 / (Psi0^-1 + S_j) of the parents of type j in a block of images.
 inline void load_psi(vec (&psi)[4], const float* S, const VBPrior& prior, const Lanes& s, Long j, int live) {
   load_rows(psi, S, s, live);
   for (int p = 0; p < 4; p++) psi[p] = 1.0f / (psi[p] + tile(prior.inv_psi0 + j * prior.inv_psi0_step + 4 * p));
@@ -108,7 +108,8 @@ inline void load_psi(vec (&psi)[4], const float* S, const VBPrior& prior, const 
 
 extern "C" {
 
-// q*(pi, mu, lambda) to the precision lambda = nu psi and constant K of the scores or, where logit is given, to it.
+// Updates q*(pi, mu, lambda); writes the scores' precision lambda = nu psi and constant K or, if logit is not null,
+// the result.
 void vb_parent(const float* rj, const float* S, const VBPrior* prior, const float* beta_a, const float* beta_u,
                float* lam, float* K_j, float* logit, float* alpha, float* kappa, float* psi, float* nu, float* E_ln_pi,
                float* E_lndet, Long L, Long J, Long N, Long wishart, Long paper, Long threads) {
@@ -161,9 +162,9 @@ void vb_parent(const float* rj, const float* S, const VBPrior* prior, const floa
   }
 }
 
-// Gradients of logit and posterior (where dlogit is given) or of the scores to those of the moments, gb = dm / kappa,
-// gS, gr; and the terms of iteration t of T (grad_votes). Null where there is none: dm,
-// dalpha, dkappa, dpsi, dnu; and the gradients of alpha, kappa, nu.
+// Writes the gradients of the moments, gb = dm / kappa, gS, gr, from those of logit and posterior (if dlogit is not
+// null) or scores; and the terms of iteration t of T (grad_votes). dm, dalpha, dkappa, dpsi, dnu, galpha, gkappa and
+// gnu may be null.
 void vb_grad_parent(const float* rj, const float* S, const float* m, const float* last_m, const VBPrior* prior,
                     const float* beta_u, const float* dlogit, const float* dm, const float* dalpha,
                     const float* dkappa, const float* dpsi, const float* dnu, const float* E_ln_pi,

@@ -1,4 +1,4 @@
-"""The kernels for GPUs. This file imports no Triton, so that it can be asked where there is none."""
+"""The kernels for GPUs. This file does not import Triton, so it also works where Triton is not installed."""
 
 import os
 from collections.abc import Callable
@@ -6,10 +6,10 @@ from typing import Any
 
 
 def constant(question: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a question whose answer ``torch.compile`` may take for a constant.
+    """Mark a function whose result ``torch.compile`` may treat as a constant.
 
-    ``torch.compiler.assume_constant_result`` sets the same mark, but imports the compiler for it, which takes 0.7
-    seconds that whoever does not compile would wait.
+    ``torch.compiler.assume_constant_result`` sets the same mark, but it imports the compiler, which takes 0.7 seconds
+    even in programs that compile nothing.
     """
     question._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return question
@@ -17,5 +17,5 @@ def constant(question: Callable[..., Any]) -> Callable[..., Any]:
 
 @constant
 def triton_interprets() -> bool:
-    """Return whether Triton's kernels run on a CPU, in its interpreter."""
+    """Return whether Triton kernels run in Triton's interpreter, on the CPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"

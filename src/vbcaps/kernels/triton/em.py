@@ -1,6 +1,6 @@
-"""What EM routing does at a parent, between the passes over votes (passes.py): forward and backward kernels.
+"""The updates of EM routing at a parent, between the passes over votes (passes.py): forward and backward kernels.
 
-The passes run without a prior, k0 = 0: then S_j / r_j is the variance of the votes about their mean m_j.
+The passes run without a prior, k0 = 0, so S_j / r_j is the variance of the votes about their mean m_j.
 """
 
 import triton
@@ -9,14 +9,14 @@ import triton.language as tl
 from vbcaps.kernels.triton.mma import load_pose, store_pose, store_rows
 from vbcaps.kernels.triton.passes import axpy, mul, repeat, scale, sub, sum_parts, sum_pose_parts
 
-SMALLEST = tl.constexpr(1.0842021724855044e-19)  # r_j is divided by as at least this, the reference's sqrt(tiny)
+SMALLEST = tl.constexpr(1.0842021724855044e-19)  # the least r_j in a divisor: sqrt(tiny), as in the reference
 
 
 @triton.jit
 def mixture(
     rj_ptr, S, beta_a_ptr, beta_u_ptr, at, N, J, inverse_temperature, min_var
 ):  # fmt: skip
-    """Of a parent and image: r_j, 1/r_j, S_j / r_j, the variance, sum_d ln of it, its cost per r_j, and the logit."""
+    """Return r_j, 1/r_j, S_j / r_j, var, sum_d ln var_d, the cost per r_j, and the logit of each parent and image."""
     lj = at // N
     r_j = tl.load(rj_ptr + at)
     inv_r = 1 / tl.maximum(r_j, SMALLEST)
@@ -43,7 +43,7 @@ def em_parent_kernel(
     var_ptr,  # l j n r p
     total, PARTS, N, J, inverse_temperature, min_var, LAST: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """The M-step to the precision lambda = 1 / var and constant K of the scores or, at the end, to logit and var."""
+    """Take an M-step; write the scores' precision lambda = 1 / var and constant K or, if LAST, logit and var."""
     at = tl.program_id(0) * LANES + tl.arange(0, LANES)
     on = at < total
     at = tl.minimum(at, total - 1)
@@ -86,9 +86,9 @@ def em_grad_parent_kernel(
     total, PARTS, N, J, row, inverse_temperature, min_var, LAST: tl.constexpr, HAS_M: tl.constexpr,
     HAS_VAR: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of logit, m and var (LAST) or of the scores to those of the moments, gb = dm / r_j, gS, gr.
+    """Write the gradients of the moments, gb = dm / r_j, gS, gr, from those of logit, m and var (LAST) or scores.
 
-    And the coefficients with which a vote enters them (grad_vote), and what the offsets of this iteration's logit get.
+    Also write the terms that the parent adds to the gradient of a vote (grad_vote), and the gradient glogit of beta_a.
     """
     at = tl.program_id(0) * LANES + tl.arange(0, LANES)
     on = at < total
@@ -137,5 +137,5 @@ def em_grad_parent_kernel(
     store_pose(gS_ptr + 16 * at, gS, on)
     store_rows(coef_ptr + term, row, axpy(gb, 2.0, mul(gS, shift)), on)
     store_rows(coef_ptr + term + 128, row, scale(2.0, gS), on)
-    if LAST:  # -m, behind the terms
+    if LAST:  # -m follows the terms
         store_rows(last_m_of_coef_ptr + term, row, scale(-1.0, load_pose(m_ptr + 16 * at)), on)

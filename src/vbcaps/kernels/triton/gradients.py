@@ -1,18 +1,18 @@
-"""The backward passes over votes, as Triton kernels; those forward are in passes.py, axes and memory too.
+"""The backward passes over votes, as Triton kernels; passes.py has the forward passes and describes axes and memory.
 
-Responsibilities and scores go back iteration by iteration (routing/README.md). Poses and weights come last:
-dM_i = sum_lj dV_ij W_ij^T and dW_ij = sum_nl M_i^T dV_ij. The gradient of a vote is made where it is used, from what
-its parent adds to it:
+The kernels compute the gradients of responsibilities and scores iteration by iteration (routing/README.md), and those
+of poses and weights at the end: dM_i = sum_lj dV_ij W_ij^T and dW_ij = sum_nl M_i^T dV_ij. They compute the gradient
+of a vote where they use it, from the terms that its parent adds to it:
 
     dV_ij = sum_k s_kij (E_kj + C_kj (V_ij - m_j))
 
-with weights s: R_ij in each of the T moments, dz_ij in each of the T - 1 scores. A parent's E, C and m are 4 T - 1
-poses, too many to load for one vote: a warp loads two rows of them and uses them for four children of one position,
-which share their parents; and the warps of a program have other children there, so that the same terms come from the
-first-level cache. Gradients of weights are the same with images and types, rows and columns exchanged.
+The weights s are R_ij for each of the T moments and dz_ij for each of the T - 1 scores. A parent's E, C and m are
+4 T - 1 poses, too many to load for one vote. A warp therefore loads two rows of them and uses them for four children of
+one position, which share their parents; the other warps of a program have other children there and find the same terms
+in the first-level cache. Gradients of weights are computed likewise, with images and types, rows and columns exchanged.
 
-Memory: coef: l g b p t n k r, t over E_0, C_0, E_1, ..., -m, types in groups g of 4, images
-in blocks b of 8: what a warp loads lies together.
+Memory layout: coef is l g b p t n k r, t over E_0, C_0, E_1, ..., -m, types in groups g of 4, images in blocks b of 8,
+so that a warp loads contiguous numbers.
 """
 
 import triton
@@ -66,7 +66,7 @@ def grad_R_kernel(
     N, I, U, CHUNK, J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, COORDS: tl.constexpr,
     WARPS: tl.constexpr, MMA: tl.constexpr,
 ):  # fmt: skip
-    """dR_ij = gr_j + sum_d x_d (gb_jd + gS_jd x_d), x = V_ij - m_j: how the moments answer to a responsibility."""
+    """Write the gradient of R_ij through the moments: dR_ij = gr_j + sum_d x_d (gb_jd + gS_jd x_d), x = V_ij - m_j."""
     n, j, here, start, end, own, makings = own_part(pose_ptr, W_ptr, N, U, CHUNK, J, WARPS, MMA)
     made = fetch_four(makings, load_child(child_ptr, start, end, I, TYPES), start, J, TYPES, SHARED, MMA)
     c = load_child(child_ptr, start + 1, end, I, TYPES)
@@ -96,7 +96,10 @@ def grad_a_kernel(
     da_ptr,  # c n
     N, S, J: tl.constexpr, TYPES: tl.constexpr, FIRST: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    """s_c = sum over the child's parents of r dR: its share of da, and what the softmax takes off; four a warp."""
+    """Write s_c, the sum of r dR over a child's parents, and write it to da or add it; four children per warp.
+
+    grad_z_kernel subtracts s_c from dR, as the gradient of the softmax demands.
+    """
     c, last, n, k, here, seen, parents_ptr = own_children(parents_ptr, seen_ptr, N, S, TYPES)
     own = n * 16 + k * 4
     zero = tl.zeros((32,), tl.float32)
@@ -111,7 +114,7 @@ def grad_a_kernel(
                 r = load_types(r_ptr + row + g * 16 * N, g, k, J, 0.0)
                 s0, s1, s2, s3 = s0 + dR[0] * r[0], s1 + dR[1] * r[1], s2 + dR[2] * r[2], s3 + dR[3] * r[3]
     s0, s1, s2, s3 = sum_lanes(s0), sum_lanes(s1), sum_lanes(s2), sum_lanes(s3)
-    sum_rdR = tl.where(k < 2, tl.where(k == 0, s0, s1), tl.where(k == 2, s2, s3))  # lane k keeps that of child k
+    sum_rdR = tl.where(k < 2, tl.where(k == 0, s0, s1), tl.where(k == 2, s2, s3))  # lane k stores the sum of child k
     here &= k <= last
     at = (c + tl.minimum(k, last)) * N + n
     tl.store(s_ptr + at, sum_rdR, mask=here)
@@ -122,7 +125,7 @@ def grad_a_kernel(
 
 @triton.jit
 def load_gains(a_ptr, s_ptr, r_ptr, dR_ptr, c, u, own, n, N, J: tl.constexpr, TYPES: tl.constexpr):
-    """a_i, r_ij, dR_ij and s_i of four u."""
+    """Load a_i, r_ij, dR_ij and s_i of quad u."""
     at = u * ((J + 3) // 4) * 16 * N + own
     return (
         load_children(a_ptr, c, u, n, N, TYPES) + four(r_ptr + at) + four(dR_ptr + at)
@@ -147,7 +150,7 @@ def grad_z_kernel(
     N, I, U, CHUNK, J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, COORDS: tl.constexpr,
     WARPS: tl.constexpr, MMA: tl.constexpr,
 ):  # fmt: skip
-    """dz_ij = r_ij a_i (dR_ij - s_i), written over dR_ij, and part of U_k = sum_i dz_ij x^k, x = V_ij - m_j."""
+    """Write dz_ij = r_ij a_i (dR_ij - s_i) over dR_ij, and partial sums U_k = sum_i dz_ij x^k, x = V_ij - m_j."""
     l, L = tl.program_id(1), tl.num_programs(1)
     n, j, here, start, end, own, makings = own_part(pose_ptr, W_ptr, N, U, CHUNK, J, WARPS, MMA)
     c = load_child(child_ptr, start, end, I, TYPES)
@@ -183,7 +186,7 @@ def grad_z_kernel(
 
 @triton.jit
 def load_shares(r_ptr, dz_ptr, at, slots, T: tl.constexpr):
-    """r of each iteration but the first, then dz: 2 (T - 1) times four slots."""
+    """Load r of each iteration but the first, then dz: 2 (T - 1) times four slots."""
     x = ()
     for t in tl.static_range(T - 1):
         x += four(r_ptr + t * slots + at)
@@ -194,7 +197,7 @@ def load_shares(r_ptr, dz_ptr, at, slots, T: tl.constexpr):
 
 @triton.jit
 def shares(loaded, a, k: tl.constexpr, on, J: tl.constexpr, T: tl.constexpr):
-    """With what weight slot k enters each term: R_ij in moments t = 0 .. T-1, then dz_ij in scores t = 0 .. T-2."""
+    """Return the weight of slot k in each term: R_ij in moments t = 0 .. T-1, then dz_ij in scores t = 0 .. T-2."""
     a = tl.where(on, a, 0.0)
     s = (a / J,)
     for t in tl.static_range(T - 1):
@@ -206,7 +209,7 @@ def shares(loaded, a, k: tl.constexpr, on, J: tl.constexpr, T: tl.constexpr):
 
 @triton.jit
 def grad_vote(X, s, terms, T: tl.constexpr, MMA: tl.constexpr):
-    """dV_he = sum_k s_k (E_khe + C_khe X_he), X = V - m, h < 2, e < 4."""
+    """Return dV_he = sum_k s_k (E_khe + C_khe X_he), X = V - m, h < 2, e < 4."""
     if MMA:
         dV = ()
         for d in tl.static_range(8):
@@ -224,7 +227,7 @@ def grad_vote(X, s, terms, T: tl.constexpr, MMA: tl.constexpr):
 
 @triton.jit
 def at_coords(X, y, x, y_at: tl.constexpr, x_at: tl.constexpr, MMA: tl.constexpr):
-    """X with y and x added to two of its entries."""
+    """Return X with y and x added to two of its entries."""
     if MMA:
         out = ()
         for d in tl.static_range(8):
@@ -251,7 +254,7 @@ def grad_pose_kernel(
     N, I, S, slots, J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, COORDS: tl.constexpr, T: tl.constexpr,
     WARPS: tl.constexpr, MMA: tl.constexpr,
 ):  # fmt: skip
-    """Rows 2 half, 2 half + 1 of dM for four children of one position; a warp has 8 images and 4 types of parents."""
+    """Write rows 2 half, 2 half + 1 of dM for four children of one position; a warp has 8 images and 4 parent types."""
     half = tl.program_id(2)
     warp, lane = tl.arange(0, 32 * WARPS) // 32, tl.arange(0, 32 * WARPS) % 32
     n = tl.program_id(1) * 8 + lane // 4
@@ -261,7 +264,7 @@ def grad_pose_kernel(
     acc = ()
     for k in tl.static_range(4 * ACC):
         acc += (tl.zeros((32 * WARPS,) if MMA else (32 * WARPS, 2, 4), tl.float32),)
-    one, _ = first_slot(tl.program_id(0) * WARPS, TYPES)  # the parents of this child are those of all
+    one, _ = first_slot(tl.program_id(0) * WARPS, TYPES)  # all children of a position have the same parents
     c, last = first_slot(tl.program_id(0) * WARPS + warp, TYPES)
     for s in range(tl.load(seen_ptr + one)):
         slot = tl.load(parents_ptr + one * S + s)
@@ -328,10 +331,9 @@ def grad_weight_kernel(
     N, L, I, G, ROUNDS, slots, J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, COORDS: tl.constexpr,
     T: tl.constexpr, WARPS: tl.constexpr, MMA: tl.constexpr,
 ):  # fmt: skip
-    """Columns 2 half, 2 half + 1 of dW for four rows of weights; a warp has 8 types of parents and 4 images.
+    """Write columns 2 half, 2 half + 1 of dW for four rows of weights; a warp has 8 parent types and 4 images.
 
-    A program sums ROUNDS blocks of images, positions and slots that share weights; the sum over programs is left to the
-    caller.
+    A program sums ROUNDS blocks of images, positions and slots that share weights; the caller sums over programs.
     """
     half = tl.program_id(1) % 2
     warp, lane = tl.arange(0, 32 * WARPS) // 32, tl.arange(0, 32 * WARPS) % 32
@@ -349,7 +351,7 @@ def grad_weight_kernel(
     for round in range(tl.program_id(2) * ROUNDS, end):
         l, copy = round // blocks // copies, round // blocks % copies
         n = round % blocks * 4 + lane % 4
-        other = tl.minimum(round % blocks * 4 + lane // 8, N - 1)  # whose column of M a lane deals out
+        other = tl.minimum(round % blocks * 4 + lane // 8, N - 1)  # the image whose column of M the lane loads
         on = n < N
         n = tl.minimum(n, N - 1)
         i = copy * G + g

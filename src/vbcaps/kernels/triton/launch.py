@@ -1,4 +1,4 @@
-"""The Triton backend: launches of the kernels, and how memory lies for them."""
+"""The Triton backend: the launches of the kernels and their memory layout."""
 
 import functools
 import math
@@ -35,25 +35,26 @@ from vbcaps.kernels.triton.passes import means_kernel, scores_kernel, softmax_ke
 from vbcaps.kernels.triton.vb import grad_parent_kernel, parent_kernel
 from vbcaps.routing.fields import Fields
 
-LANES = 32  # of the kernels that have one lane per parent and image
-ROOM = 4  # programs of four warps that a multiprocessor holds at once, with up to 128 registers
+LANES = 32  # lanes per program in the kernels that have one lane per parent and image
+ROOM = 4  # number of four-warp programs, with up to 128 registers, that a multiprocessor holds at once
 
 
 def fours(I: int, types: int) -> int:
-    """Of slots in a field: those of four types at one position go together."""
+    """Return the number of slot quads in a field of I slots: a quad holds four types at one position."""
     return I // types * triton.cdiv(types, 4)
 
 
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
-    """Of the GPU; for Triton's interpreter so few that tests stay short, so many that fields are dealt out in parts."""
+    """Return the number of multiprocessors of the GPU; 1 in Triton's interpreter, which keeps tests short."""
     return 1 if triton_interprets() else torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def best_chunk(programs: int, U: int, most: int, cost: int, device: torch.device) -> int:
-    """How many of a field's U fours a program should take, where all fields as a whole would be so many programs.
+    """Return how many of a field's U quads each program should take, so that the launch takes least time.
 
-    In up to `most` parts. A program costs `cost` fours beside; programs run in waves of as many as the GPU holds.
+    A launch has `programs` programs if each takes a whole field, and a field may be split into up to `most` parts. The
+    fixed cost of a program is that of `cost` quads. Programs run in waves that fill the GPU.
     """
     room = ROOM * multiprocessors(device)
     chunks = {triton.cdiv(U, parts) for parts in range(1, min(most, U) + 1)}
@@ -61,9 +62,9 @@ def best_chunk(programs: int, U: int, most: int, cost: int, device: torch.device
 
 
 class Triton:
-    """The Triton kernels, see ``Backend``. The entries of a column of a pose lie together: poses are ``n r p``.
+    """The Triton kernels, see ``Backend``. Poses are stored column by column, ``n r p``.
 
-    Slots lie in fours of child types and fours of parent types, ``l u g n k 4`` (passes.py).
+    Slots are stored in quads of child types and groups of four parent types, ``l u g n k 4`` (passes.py).
     """
 
     name = "triton"
@@ -78,18 +79,18 @@ class Triton:
         return None
 
     def most_images(self, W: Tensor, fields: Fields, iters: int) -> int:
-        """Return the largest batch that the kernels can take: they count the numbers of a buffer in 32 bits.
+        """Return the largest batch that the kernels can take: their offsets into a buffer have 32 bits.
 
-        They also deal fields, and images by eight, to axes of a grid, which CUDA lets have 65535 programs.
+        Fields, and blocks of eight images, are also axes of a grid, which CUDA limits to 65535 programs.
         """
         (L, I), C, J = fields.child.shape, len(fields.seen), W.shape[1]
         if max(W.numel(), fields.parents.numel()) >= 2**31 or L >= 2**16:
             return 0
         slots = fours(I, fields.types) * 4
-        responsibilities = max(iters - 1, 1) * L * slots * -(-J // 4) * 4  # r, and dz: of all iterations one buffer
-        terms = L * -(-J // 4) * 4 * 16 * (4 * iters - 1)  # what parents add to dV, see new_terms
+        responsibilities = max(iters - 1, 1) * L * slots * -(-J // 4) * 4  # r or dz: one buffer for all iterations
+        terms = L * -(-J // 4) * 4 * 16 * (4 * iters - 1)  # the terms that parents add to dV, see new_terms
         most = min((2**31 - 1) // max(responsibilities, terms, C * 16), 8 * ((2**16 - 1) // -(-J // 16)))
-        return max(0, most // 8 * 8)  # the terms have room for whole eights
+        return max(0, most // 8 * 8)  # terms are stored in whole blocks of eight images
 
     # --- around the routing -----------------------------------------------------------------------------------------
 
@@ -139,7 +140,7 @@ class Triton:
         return x[:, :, :, : v.types, :J].reshape(N, L, I, J)
 
     def new_terms(self, v: Votes, iters: int) -> Tensor:
-        """``l g b p t n k r``: row by row, types in groups g of four, images in blocks b of eight."""
+        """Allocate ``l g b p t n k r``: row by row, types in groups g of four, images in blocks b of eight."""
         _, N, L, _, J = v.sizes
         return v.a.new_empty(L, triton.cdiv(J, 4), triton.cdiv(N, 8), 4, 4 * iters - 1, 8, 4, 4)
 
@@ -167,7 +168,7 @@ class Triton:
         softmax_kernel[children](r, v.parents, v.seen, *sizes, **options)
 
     def agreements(self, v: Votes, w: Tensor, r: Tensor) -> None:
-        """The sum over d is how a responsibility answers to a gradient w of sum R V."""
+        """Compute sum_d w_jd V_ijd as the gradient of R_ij where w is the gradient of sum R V."""
         grid, sizes, options = _fields(v)
         nothing, none = torch.zeros_like(w), w.new_zeros(w.shape[:-2])
         votes = (v.pose, v.W, v.coordinates, v.child)
@@ -293,14 +294,17 @@ class Triton:
 
 
 def _programs(N: int, L: int, J: int) -> tuple[int, int]:
-    """How many programs, each for a field, 8 images and up to 16 types; and of how many warps."""
+    """Return the number of programs, each for a field, 8 images and up to 16 types, and their number of warps."""
     groups = triton.cdiv(J, 4)
     warps = min(4, triton.next_power_of_2(groups))
     return L * triton.cdiv(N, 8) * triton.cdiv(groups, warps), warps
 
 
 def _fields(v: Votes, parts: int | None = None) -> tuple[tuple[int, int, int], tuple[int, ...], dict[str, int | bool]]:
-    """A program for a part of a field's fours; without sums over them, in as many parts as are best."""
+    """Return grid, sizes and options of a kernel whose programs each take a part of a field's quads.
+
+    Without `parts`, for kernels that sum nothing over quads, the number of parts is the fastest.
+    """
     _, N, L, I, J = v.sizes
     U, (programs, warps) = fours(I, v.types), _programs(N, L, J)
     chunk = triton.cdiv(U, parts) if parts else best_chunk(programs, U, U, 2, v.a.device)
@@ -309,13 +313,13 @@ def _fields(v: Votes, parts: int | None = None) -> tuple[tuple[int, int, int], t
 
 
 def _children(v: Votes) -> tuple[tuple[int, int], tuple[int, ...], dict[str, int]]:
-    """A program of one warp for four children of a position and 8 images."""
+    """Return grid, sizes and options of a kernel with one warp for four children of a position and 8 images."""
     C, N, _, _, J = v.sizes
     return (fours(C, v.types), triton.cdiv(N, 8)), (N, v.parents.shape[1]), dict(J=J, TYPES=v.types, num_warps=1)
 
 
 def _weights(v: Votes) -> dict[str, int | bool]:
-    """SHARED: how many rows of weights all positions share, 0 where each slot has its own."""
+    """Return the options of the votes. SHARED: the rows of weights that positions share, 0 if each slot has its own."""
     G, J = v.W.shape[:2]
     shared = 0 if v.child.shape[1] == G else G
     return dict(J=J, TYPES=v.types, SHARED=shared, COORDS=v.coordinates is not None, MMA=_has_tensor_cores(v.a.device))
@@ -323,12 +327,12 @@ def _weights(v: Votes) -> dict[str, int | bool]:
 
 @functools.cache
 def _has_tensor_cores(device: torch.device) -> bool:
-    """Whether `mma` of TF32 is there: NVIDIA since Ampere; not in Triton's interpreter."""
+    """Return whether the device has `mma` for TF32: NVIDIA since Ampere, but not Triton's interpreter."""
     return not triton_interprets() and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _grid(L: int, J: int, N: int) -> tuple[int]:
-    """A program of one warp for every LANES parents and images."""
+    """Return a grid with one program of one warp for every LANES parents and images."""
     return (triton.cdiv(L * J * N, LANES),)
 
 
@@ -343,6 +347,6 @@ def _prior(prior: PriorTensors) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
 
 
 def _terms(terms: Tensor, t: int, iters: int) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Return where the terms of moments t stand, those of scores t, and -m."""
+    """Return views of the terms from those of moments t, from those of scores t (None at the last t), and of -m."""
     of_scores = None if t == iters - 1 else terms[:, :, :, :, 2 * (iters + t) :]
     return terms[:, :, :, :, 2 * t :], of_scores, terms[:, :, :, :, -1:]

@@ -1,17 +1,17 @@
-"""How a warp makes votes, and sums their gradients: by tensor cores, or plainly.
+"""How a warp computes votes and sums their gradients, with or without tensor cores.
 
-A lane has an image n and a parent type j, and holds the vote V_ij = M_i W_ij of one child there, 16 entries or two
-rows of four. A warp has 8 images and 4 types (or 4 and 8): its votes for one child are a matrix product of 32 rows
-(n p) by 16 columns (j r), with only 4 (q) to sum over, and that is what `mma` instructions do. They put each lane's
-whole vote into its own registers, and take their operands dealt out over the lanes, so that a lane loads 6 numbers
+A lane has an image n and a parent type j, and holds the vote V_ij = M_i W_ij of one child there: 16 entries, or two
+rows of four. A warp has 8 images and 4 types (or 4 and 8). Its votes for one child are a matrix product of 32 rows
+(n p) by 16 columns (j r) that sums over only 4 entries (q), which suits the `mma` instructions. They put each lane's
+whole vote into its own registers, and take operands that are spread over the lanes, so that a lane loads 6 numbers
 instead of 32.
 
-Tensor cores read TF32, 11 significant bits. A float32 is the sum of two of those to 2^-23, so a product takes three of
-theirs (the fourth is below the rounding): V = (M' + M") W' + M' W".
+Tensor cores read TF32, which has 11 significant bits. A float32 is the sum of two TF32 numbers to 2^-23, so a product
+takes three TF32 products (the fourth is below the rounding): V = (M' + M") W' + M' W".
 
-Without tensor cores (MMA = False: other GPUs, Triton's interpreter) each lane loads all of M_i and W_ij, and numbers
-are kept in blocks of two rows. The functions below have both ways and one meaning: h is one of two rows, e and q
-count entries, the sum is over q.
+Without tensor cores (MMA = False: other GPUs, Triton's interpreter) each lane loads all of M_i and W_ij, and keeps
+numbers in blocks of two rows. The functions below compute the same in both modes: h is one of two rows, e and q count
+entries, the sum is over q.
 """
 
 import triton
@@ -19,7 +19,7 @@ import triton.language as tl
 
 
 def _split(high: str, low: str, x: str) -> str:
-    """PTX: `high`, `low` = x rounded to TF32, and what is left of it (of which an mma reads the upper bits)."""
+    """Return PTX that sets `high` to x rounded to TF32 and `low` to the rest (an mma reads only its upper bits)."""
     return (
         f"add.s32 {high}, {x}, 0x1000; and.b32 {high}, {high}, 0xffffe000; "
         f"sub.f32 {low}, {x}, {high}; add.s32 {low}, {low}, 0x1000;\n"
@@ -31,7 +31,7 @@ def _mma(k: int, d: str, a: str, b: str, c: str) -> str:
 
 
 def _product_asm() -> str:
-    """$0..$7 = $12..$19 plus the lane's entries of X Y, from its $8, $9 of X and $10, $11 of Y."""
+    """Return PTX for $0..$7 = $12..$19 plus the lane's entries of X Y; the lane gives $8, $9 of X and $10, $11 of Y."""
     asm = "{\n.reg .b32 x<4>, y<4>; .reg .f32 d<8>;\n"
     for k in range(2):
         asm += _split(f"x{k}", f"x{2 + k}", f"${8 + k}") + _split(f"y{k}", f"y{2 + k}", f"${10 + k}")
@@ -43,9 +43,12 @@ def _product_asm() -> str:
 
 
 def _contract_asm() -> str:
-    """$0..$3 = $16..$19 plus the lane's entries of D Z, from its $4..$11 of D and $12..$15 of Z (in two parts)."""
+    """Return PTX for $0..$3 = $16..$19 plus the lane's entries of D Z.
+
+    The lane gives $4..$11 of D and $12..$15 of Z (in two parts).
+    """
     asm = "{\n.reg .b32 h<8>, l<8>; .reg .f32 d<4>;\n"
-    for k in range(8):  # cut off, not rounded: half the instructions, and still 2^-22
+    for k in range(8):  # truncating takes half the instructions of rounding, and its error is still 2^-22
         asm += f"mov.b32 h{k}, ${4 + k}; and.b32 l{k}, h{k}, 0xffffe000; sub.f32 l{k}, h{k}, l{k};\n"
     asm += "".join(f"mov.f32 d{k}, ${16 + k};\n" for k in range(4))
     for part in "lh":
@@ -61,13 +64,13 @@ CONTRACT = tl.constexpr(_contract_asm())
 
 @triton.jit
 def two(ptr):
-    """Two neighbours in memory as two tensors, by one 8-byte load."""
+    """Load two adjacent numbers as two tensors, by one 8-byte load."""
     return tl.split(tl.load(ptr[:, None] + tl.arange(0, 2)[None, :]))
 
 
 @triton.jit
 def four(ptr):
-    """Four neighbours in memory as four tensors, by one 16-byte load."""
+    """Load four adjacent numbers as four tensors, by one 16-byte load."""
     x = tl.load(ptr[:, None] + tl.arange(0, 4)[None, :])
     ac, bd = tl.split(tl.reshape(x, (x.shape[0], 2, 2)))
     a, c = tl.split(ac)
@@ -77,13 +80,13 @@ def four(ptr):
 
 @triton.jit
 def load_rows(ptr):
-    """Sixteen neighbours as a tuple: a matrix that lies row by row."""
+    """Load sixteen adjacent numbers, a matrix that is stored row by row, as a tuple."""
     return four(ptr) + four(ptr + 4) + four(ptr + 8) + four(ptr + 12)
 
 
 @triton.jit
 def load_pose(ptr):
-    """A pose as a tuple, row by row; in memory it is column by column. Even a lane that is off must point to one."""
+    """Load a pose, stored column by column, as a tuple, row by row. Even an inactive lane must point to a pose."""
     X = load_rows(ptr)
     return [X[d] for d in (0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)]
 
@@ -102,21 +105,21 @@ def store_rows(ptr, stride, X, mask):
 
 @triton.jit
 def store_pose(ptr, X, mask):
-    """What `load_pose` reads."""
+    """Store a pose as `load_pose` reads it."""
     for r in tl.static_range(4):
         store_four(ptr + 4 * r, (X[r], X[4 + r], X[8 + r], X[12 + r]), mask)
 
 
 @triton.jit
 def load_block(ptr, stride, H: tl.constexpr, W: tl.constexpr, W_STRIDE: tl.constexpr):
-    """H rows, `stride` apart, of W entries, W_STRIDE apart, as one tensor."""
+    """Load H rows, `stride` apart, of W entries, W_STRIDE apart, as one tensor."""
     rows, columns = tl.arange(0, H)[None, :, None], tl.arange(0, W)[None, None, :]
     return tl.load(ptr[:, None, None] + rows * stride + columns * W_STRIDE)
 
 
 @triton.jit
 def eight(x):
-    """A block of eight numbers as eight tensors, in order."""
+    """Return a block of eight numbers as eight tensors, in order."""
     even, odd = tl.split(tl.reshape(x, (x.shape[0], 2, 2, 2)))
     a, c = tl.split(even)
     b, d = tl.split(odd)
@@ -129,32 +132,33 @@ def eight(x):
 
 @triton.jit
 def product_plain(X, Y):
-    """X Y for each lane, by multiplications and sums."""
+    """Return X Y for each lane, without tensor cores."""
     return tl.sum(X[:, :, :, None] * Y[:, None, :, :], 2)
 
 
 @triton.jit
 def half_product(A, X, Y, MMA: tl.constexpr):
-    """A_he + sum_q X_hq Y_qe, h < 2, e < 4.
+    """Return A_he + sum_q X_hq Y_qe, h < 2, e < 4.
 
-    MMA: X is X_0q, X_1q with the row of lane // 4 and q = lane % 4; Y is Y_qe, Y_q(e+1) with q = lane % 4, the
-    column of lane // 8 and e = lane // 4 % 2 * 2.
+    MMA: X is X_0q, X_1q for the row of lane // 4 and q = lane % 4; Y is Y_qe, Y_q(e+1) for q = lane % 4, the column of
+    lane // 8 and e = lane // 4 % 2 * 2.
     """
     if MMA:
         d = tl.inline_asm_elementwise(
             PRODUCT, "=f,=f,=f,=f,=f,=f,=f,=f," + "f," * 11 + "f",
             [X[0], X[1], Y[0], Y[1], A[0], A[2], A[4], A[6], A[1], A[3], A[5], A[7]], (tl.float32,) * 8, True, 1,
         )  # fmt: skip
-        return d[0], d[4], d[1], d[5], d[2], d[6], d[3], d[7]  # of e = 0, 2 both rows, then of e = 1, 3
+        return d[0], d[4], d[1], d[5], d[2], d[6], d[3], d[7]  # both rows of e = 0, 2, then of e = 1, 3
     else:
         return A + product_plain(X, Y)
 
 
 @triton.jit
 def contract(acc, D, Z, MMA: tl.constexpr):
-    """acc_hq + sum_e D_he Z_eq, D as `half_product` gives it; MMA: summed over the lane % 4 too.
+    """Return acc_hq + sum_e D_he Z_eq, where D comes from `half_product`; MMA also sums over lane % 4.
 
-    MMA: Z is Z_eq, e < 4, of lane % 4, with q = lane // 4 % 4, split in two (`tf32_part`); acc has four (`finish`).
+    MMA: Z is Z_eq, e < 4, of lane % 4, with q = lane // 4 % 4, split in two (`tf32_part`); acc is four tensors, which
+    `finish` puts in order.
     """
     if MMA:
         return tl.inline_asm_elementwise(
@@ -168,14 +172,14 @@ def contract(acc, D, Z, MMA: tl.constexpr):
 
 @triton.jit
 def tf32_part(x, lane):
-    """Of a float32, the TF32 nearest to it in the lower half of a warp, what is left in the upper half."""
+    """Return the TF32 nearest to x in the lower half of a warp, and the remainder of x in the upper half."""
     high = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
     return tl.where(lane < 16, high, x - high)
 
 
 @triton.jit
 def finish(acc, lane, MMA: tl.constexpr):
-    """What `contract` summed, over the lanes it left: (0, q), (0, q+1), (1, q), (1, q+1), q = lane % 2 * 2."""
+    """Finish the sum of `contract` over lanes: return (0, q), (0, q+1), (1, q), (1, q+1), q = lane % 2 * 2."""
     IMAGES: tl.constexpr = acc[0].shape[0] // 4
     if MMA:
         out = ()

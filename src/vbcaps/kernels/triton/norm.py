@@ -1,8 +1,8 @@
-"""BatchNorm without affine over the middle axis of ``a j b``, training: for few types j and many values of each.
+"""Training BatchNorm without affine parameters over the middle axis of ``a j b``, for few types j with many values.
 
-PyTorch gives each channel to one block; a capsule layer has 5 to 32 channels, and a card 132 multiprocessors. Here the
-values of a type are dealt to many programs, each takes the mean and the scatter of its share, and the shares are
-combined in a fixed order: no atomics, the same bits every time.
+PyTorch gives each channel to one block, but a capsule layer has 5 to 32 channels and a GPU 132 multiprocessors. Here
+the values of a type are split into shares, one per program. Each program computes the mean and the scatter of its
+share, and the shares are combined in a fixed order without atomics, so the result is the same in every run.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ def moments_kernel(
     scatter_ptr,  # j shares
     A, J, B, ROWS, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Mean and scatter of ROWS rows of type j."""
+    """Compute the mean and the scatter of ROWS rows of type j."""
     j, share = tl.program_id(0), tl.program_id(1)
     first, last = share * ROWS, tl.minimum(share * ROWS + ROWS, A)
     lane = tl.arange(0, BLOCK)
@@ -85,7 +85,7 @@ def keep_kernel(
     batches_ptr,  # ()
     J, momentum, MOST: tl.constexpr,
 ):  # fmt: skip
-    """Let the running statistics take in those of a batch: batch t has the share t^(-1/3), or momentum."""
+    """Update the running statistics: batch t has the share t^(-1/3), or momentum if that is more."""
     j = tl.arange(0, MOST)
     mean, var = tl.load(running_mean_ptr + j, mask=j < J), tl.load(running_var_ptr + j, mask=j < J)
     batches = tl.load(batches_ptr) + 1
@@ -105,7 +105,7 @@ def grad_sums_kernel(
     dot_ptr,  # j shares
     A, J, B, ROWS, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Sums of dy and of dy y over ROWS rows of type j."""
+    """Sum dy and dy y over ROWS rows of type j."""
     j, share = tl.program_id(0), tl.program_id(1)
     lane = tl.arange(0, BLOCK)
     s, d = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
@@ -129,7 +129,7 @@ def grad_kernel(
     dx_ptr,  # a j b
     A, J, B, ROWS, SHARES, BLOCK: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
-    """dx = scale (dy - mean(dy) - y mean(dy y))."""
+    """Compute dx = scale (dy - mean(dy) - y mean(dy y))."""
     j, share = tl.program_id(0), tl.program_id(1)
     k = tl.arange(0, MOST)
     mean_dy = tl.sum(tl.load(sum_ptr + j * SHARES + k, mask=k < SHARES, other=0.0), 0) / (A * B)
@@ -145,7 +145,10 @@ def grad_kernel(
 
 
 def _shares(A: int, J: int, B: int) -> tuple[int, int, int]:
-    """Rows of each share, how many shares, and lanes: some 500 programs, each with a block of values at least."""
+    """Return the rows of each share, the number of shares, and the values per block.
+
+    There are about 500 programs, each with at least one block of values.
+    """
     block = max(32, min(BLOCK, triton.next_power_of_2(B)))
     least = triton.cdiv(block, B)  # rows
     rows = max(least, triton.cdiv(A * J, 512))
@@ -155,7 +158,7 @@ def _shares(A: int, J: int, B: int) -> tuple[int, int, int]:
 @torch.library.custom_op("vbcaps::batch_norm", mutates_args=())
 @on_its_device
 def batch_norm(x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """``a j b`` normalised for each j; and the factor, mean and unbiased variance."""
+    """Return ``a j b`` normalised for each j, and the scale, mean and unbiased variance of each j."""
     A, J, B = x.shape
     rows, shares, block = _shares(A, J, B)
     mean, scatter = x.new_empty(J, shares), x.new_empty(J, shares)

@@ -1,27 +1,27 @@
-"""The passes over votes that VB and EM routing share, as Triton kernels. No vote is ever written to memory.
+"""The passes over votes that VB and EM routing share, as Triton kernels. No kernel writes a vote to memory.
 
-Both algorithms are the same loop (routing/README.md derives its gradients):
+Both algorithms run the same loop (routing/README.md derives its gradients):
 
     moments   r_j = sum_i R_ij,  m_j = (sum_i R_ij V_ij + k0 m0) / (k0 + r_j),
               S_j = sum_i R_ij (V_ij - m_j)^2 + k0 (m0 - m_j)^2
-    parent    (r_j, S_j) to (lambda_j, K_j)                      the algorithm's own, in vb.py and em.py
+    parent    (r_j, S_j) to (lambda_j, K_j)                      differs by algorithm, see vb.py and em.py
     scores    z_ij = K_j - 1/2 sum_d lambda_jd (V_ijd - m_jd)^2,  r_ij = softmax over all parents of the child
 
-with R_ij = a_i r_ij. A vote V_ij = M_i W_ij is made again each time it is needed (mma.py).
+with R_ij = a_i r_ij. Every pass recomputes the votes V_ij = M_i W_ij that it needs (mma.py).
 
-How memory lies. A pose is 16 neighbours, column by column, as tensor cores take it. Slots come in fours, of four types
-of children at one position: a lane reads the responsibilities of all four by one load. Types of parents come in fours,
-too, j = 4 g + k, so that what a warp reads is one piece. Where types are no multiple of four, a last four has room to
-spare:
+Memory layout. A pose is 16 adjacent numbers, column by column, as tensor cores take it. Slots are stored in quads of
+four child types at one position, so a lane reads the responsibilities of a quad by one load. Parent types are stored in
+groups of four, too, j = 4 g + k, so that a warp reads one contiguous piece. Where the number of types is no multiple of
+four, the last quad or group is padded:
 
     a: c n    pose: c n r p    W: i j p r    r, z, dR: l u g n k 4    r_j, K: l j n    m, S, lambda: l j n r p
 
-`child[l, i]` is the lower capsule in slot i of field l, `parents[c, s]` the s-th of the `seen[c]` slots (l I + i)
-that hold capsule c, then -1. Where positions share weights, slot i uses row i mod SHARED of them.
+`child[l, i]` is the child capsule in slot i of field l. `parents[c, s]` is the s-th of the `seen[c]` slots (l I + i)
+that hold capsule c; the rest of its row is -1. Where positions share weights, slot i uses row i mod SHARED of them.
 
-A warp has 8 images and 4 types of parents, and goes over fours of slots; the warps of a program have other types, and
-so read the same poses. Programs deal the fours of a field out in PARTS, whose sums are added where they are read, in a
-fixed order: no atomics, no barriers; the same bits every time.
+A warp has 8 images and 4 parent types, and loops over quads u of slots. The warps of a program have different types and
+so read the same poses. The quads of a field are split into PARTS, one per program. The kernel that reads the partial
+sums adds them in a fixed order, without atomics or barriers, so the result is the same in every run.
 """
 
 import triton
@@ -68,15 +68,15 @@ def scale(s, A):
 
 @triton.jit
 def axpy(A, s, X):
-    """A + s X."""
+    """Return A + s X."""
     return [A[d] + s * X[d] for d in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)]
 
 
 @triton.jit
 def lanes(block, group, N, J, WARPS: tl.constexpr):
-    """The lanes of a program, the image and type of each, and whether there are such.
+    """Return the lanes of a program, each lane's image and type, and whether these exist.
 
-    Where there are not, the lane works on the last and keeps nothing.
+    A lane whose image or type does not exist works on the last one and stores nothing.
     """
     lane = tl.arange(0, 32 * WARPS)
     n, j = block * 8 + lane % 32 // 4, (group * WARPS + lane // 32) * 4 + lane % 4
@@ -85,7 +85,10 @@ def lanes(block, group, N, J, WARPS: tl.constexpr):
 
 @triton.jit
 def own_part(pose_ptr, W_ptr, N, U, CHUNK, J: tl.constexpr, WARPS: tl.constexpr, MMA: tl.constexpr):
-    """Of a program (part, field, images and types): image and type of each lane, its fours, where r is, for `fetch`."""
+    """Return each lane's image and type, its range of slot quads, its offset into r, and the arguments of `fetch`.
+
+    The axes of the grid are: part, field, images and types.
+    """
     blocks = tl.cdiv(N, 8)
     lane, n, j, here = lanes(tl.program_id(2) % blocks, tl.program_id(2) // blocks, N, J, WARPS)
     if MMA:
@@ -100,20 +103,20 @@ def own_part(pose_ptr, W_ptr, N, U, CHUNK, J: tl.constexpr, WARPS: tl.constexpr,
 
 @triton.jit
 def first_slot(u, TYPES: tl.constexpr):
-    """Of four u of a field: its first slot, and the last of its slots counted from there."""
+    """Return the first slot of quad u of a field, and the offset of its last slot."""
     t = u % ((TYPES + 3) // 4) * 4
     return u // ((TYPES + 3) // 4) * TYPES + t, tl.minimum(TYPES - t, 4) - 1
 
 
 @triton.jit
 def nth(k: tl.constexpr, last, TYPES: tl.constexpr):
-    """k, or where a four has fewer slots the last of them."""
+    """Return k, or the last slot of a quad that has fewer slots."""
     return k if TYPES % 4 == 0 else tl.minimum(k, last)
 
 
 @triton.jit
 def fetch(makings, c, i, J: tl.constexpr, SHARED: tl.constexpr, MMA: tl.constexpr):
-    """M_c, and W_ij of its slot i, for `add_vote`."""
+    """Load M_c, and W_ij of its slot i, for `add_vote`."""
     pose_ptr, W_ptr, N = makings
     W_ptr += (i % SHARED if SHARED else i) * J * 16
     pose_ptr += c * 16 * N
@@ -125,9 +128,9 @@ def fetch(makings, c, i, J: tl.constexpr, SHARED: tl.constexpr, MMA: tl.constexp
 
 @triton.jit
 def fetch_four(makings, c, u, J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, MMA: tl.constexpr):
-    """The same for the slots of four u, of children from c on.
+    """Load M and W for the slots of quad u, whose first child is c.
 
-    A loop over fours fetches for the next round, at its end: then one wait for memory serves four slots, where the
+    A loop over quads fetches the next quad at the end of each round. One wait for memory then serves four slots; the
     compiler would put each load just before its use.
     """
     i, last = first_slot(u, TYPES)
@@ -140,14 +143,14 @@ def fetch_four(makings, c, u, J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.c
 
 @triton.jit
 def load_child(child_ptr, u, end, I, TYPES: tl.constexpr):
-    """The first child of four u of the program's field; behind the last four, of that."""
+    """Load the first child of quad u of the program's field, or of the last quad if u is past the end."""
     i, _ = first_slot(tl.minimum(u, end - 1), TYPES)
     return tl.load(child_ptr + tl.program_id(1) * I + i).to(tl.int32)
 
 
 @triton.jit
 def load_children(x_ptr, c, u, n, N, TYPES: tl.constexpr):
-    """Of the children of four u, from c on, a number of each."""
+    """Load a number for each child of quad u, whose first child is c."""
     _, last = first_slot(u, TYPES)
     x = ()
     for k in tl.static_range(4):
@@ -159,7 +162,7 @@ def load_children(x_ptr, c, u, n, N, TYPES: tl.constexpr):
 def add_vote(
     A, made, k: tl.constexpr, coords_ptr, u, TYPES: tl.constexpr, COORDS: tl.constexpr, MMA: tl.constexpr
 ):  # fmt: skip
-    """A + V_ij of the k-th slot of four u: V_ij = M_i W_ij with the child's coordinates added to two entries."""
+    """Return A + V_ij for slot k of quad u: V_ij = M_i W_ij with the child's coordinates added to two entries."""
     if COORDS:
         i, last = first_slot(u, TYPES)
         at = coords_ptr + 2 * (i + nth(k, last, TYPES))
@@ -180,7 +183,7 @@ def add_vote(
 
 @triton.jit
 def sum_parts(ptr, at, part_size, PARTS):
-    """The sum of PARTS numbers, `part_size` apart."""
+    """Return the sum of PARTS numbers that lie `part_size` apart."""
     s = tl.load(ptr + at)
     for q in range(1, PARTS):
         s += tl.load(ptr + q * part_size + at)
@@ -202,21 +205,21 @@ def sum_pose_parts(ptr, at, part_size, PARTS):
 
 @triton.jit
 def sum_types(x_ptr, field, n, N, J, TYPES: tl.constexpr):
-    """The sum over the J types of a field; TYPES: the power of two from J on."""
+    """Return the sum over the J types of a field; TYPES is the least power of two that is not below J."""
     k = tl.arange(0, TYPES)
     return tl.sum(tl.load(x_ptr + (field[:, None] + k[None, :]) * N + n[:, None], mask=k[None, :] < J, other=0.0), 1)
 
 
 @triton.jit
 def load_shares(a_ptr, r_ptr, c, u, own, n, N, J: tl.constexpr, TYPES: tl.constexpr, FIRST: tl.constexpr):
-    """a_i, and r_ij, of four u."""
+    """Load a_i and (unless FIRST) r_ij of quad u."""
     a = load_children(a_ptr, c, u, n, N, TYPES)
     return a if FIRST else a + four(r_ptr + u * ((J + 3) // 4) * 16 * N + own)
 
 
 @triton.jit
 def share(loaded, k: tl.constexpr, u, J: tl.constexpr, TYPES: tl.constexpr, FIRST: tl.constexpr):
-    """R_ij = a_i r_ij of the k-th slot of four u; 0 where there is none."""
+    """Return R_ij = a_i r_ij of slot k of quad u, or 0 if the slot does not exist."""
     R = loaded[k] / J if FIRST else loaded[k] * loaded[4 + k]
     _, last = first_slot(u, TYPES)
     return R if TYPES % 4 == 0 else tl.where(k <= last, R, 0.0)
@@ -235,7 +238,7 @@ def means_kernel(
     N, I, U, CHUNK, J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, COORDS: tl.constexpr,
     FIRST: tl.constexpr, WARPS: tl.constexpr, MMA: tl.constexpr,
 ):  # fmt: skip
-    """Part of sum_i R_ij and sum_i R_ij V_ij: CHUNK fours of one position."""
+    """Write partial sums of R_ij and R_ij V_ij over CHUNK quads of one position."""
     l, L = tl.program_id(1), tl.num_programs(1)
     n, j, here, start, end, own, makings = own_part(pose_ptr, W_ptr, N, U, CHUNK, J, WARPS, MMA)
     zero = tl.zeros((32 * WARPS,), tl.float32)
@@ -276,7 +279,7 @@ def spreads_kernel(
     N, I, U, CHUNK, PARTS, k0_stride, m0_stride, J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr,
     COORDS: tl.constexpr, FIRST: tl.constexpr, WARPS: tl.constexpr, MMA: tl.constexpr,
 ):  # fmt: skip
-    """r_j and m_j, and part of S_j."""
+    """Write r_j and m_j, and partial sums of S_j."""
     l, L = tl.program_id(1), tl.num_programs(1)
     n, j, here, start, end, own, makings = own_part(pose_ptr, W_ptr, N, U, CHUNK, J, WARPS, MMA)
     c = load_child(child_ptr, start, end, I, TYPES)
@@ -317,7 +320,7 @@ def scores_kernel(
     N, I, U, CHUNK, J: tl.constexpr, TYPES: tl.constexpr, SHARED: tl.constexpr, COORDS: tl.constexpr,
     WARPS: tl.constexpr, MMA: tl.constexpr,
 ):  # fmt: skip
-    """z_ij of CHUNK fours of one position."""
+    """Write z_ij for CHUNK quads of one position."""
     n, j, here, start, end, own, makings = own_part(pose_ptr, W_ptr, N, U, CHUNK, J, WARPS, MMA)
     made = fetch_four(makings, load_child(child_ptr, start, end, I, TYPES), start, J, TYPES, SHARED, MMA)
     c = load_child(child_ptr, start + 1, end, I, TYPES)
@@ -339,7 +342,11 @@ def scores_kernel(
 
 @triton.jit
 def own_children(parents_ptr, seen_ptr, N, S, TYPES: tl.constexpr):
-    """Of a program (four children of one position, 8 images): the first and the last child, its parents."""
+    """Return the children, images, lanes and parents of a program that has four children of one position and 8 images.
+
+    These are: the first child, the offset of the last one, each lane's image and its number k among the image's four
+    lanes, whether the image exists, the number of the children's parents, and the pointer to these.
+    """
     c, last = first_slot(tl.program_id(0), TYPES)
     _, n, k, here = lanes(tl.program_id(1), 0, N, 4, 1)
     return c, last, n, k, here, tl.load(seen_ptr + c), parents_ptr + c * S
@@ -347,13 +354,13 @@ def own_children(parents_ptr, seen_ptr, N, S, TYPES: tl.constexpr):
 
 @triton.jit
 def row_of(slot, N, J: tl.constexpr, TYPES: tl.constexpr):
-    """Where in r the four begins whose first slot this is (l I + i)."""
+    """Return the offset into r of the quad whose first slot is `slot` (l I + i)."""
     return (slot // TYPES * ((TYPES + 3) // 4) + slot % TYPES // 4) * ((J + 3) // 4) * 16 * N
 
 
 @triton.jit
 def load_types(ptr, g: tl.constexpr, k, J: tl.constexpr, other: tl.constexpr):
-    """Four slots of the lane's type 4 g + k; `other` where there is no such type."""
+    """Load four slots of the lane's type 4 g + k, or `other` if this type does not exist."""
     if J % 4 == 0:
         return four(ptr)
     else:
@@ -368,7 +375,7 @@ def load_types(ptr, g: tl.constexpr, k, J: tl.constexpr, other: tl.constexpr):
 
 @triton.jit
 def sum_lanes(x):
-    """The sum over the four types of an image, in each of its lanes."""
+    """Return the sum over the four types of an image, in each of its lanes."""
     s = tl.sum(tl.reshape(x, (8, 4)), 1, keep_dims=True)
     return tl.reshape(tl.broadcast_to(s, (8, 4)), (32,))
 
@@ -386,7 +393,7 @@ def softmax_kernel(
     seen_ptr,  # c
     N, S, J: tl.constexpr, TYPES: tl.constexpr,
 ):  # fmt: skip
-    """r_ij = exp(z_ij - ln Z_i), written over z_ij: over types and positions of parents; four children a warp."""
+    """Write r_ij = exp(z_ij - ln Z_i) over z_ij, four children per warp; Z_i sums over parent types and positions."""
     c, _, n, k, here, seen, parents_ptr = own_children(parents_ptr, seen_ptr, N, S, TYPES)
     own = z_ptr + n * 16 + k * 4
     low = tl.full((32,), -3e38, tl.float32)

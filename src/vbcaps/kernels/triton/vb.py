@@ -1,4 +1,4 @@
-"""What VB routing does at a parent, between the passes over votes (passes.py): forward and backward kernels."""
+"""The updates of VB routing at a parent, between the passes over votes (passes.py): forward and backward kernels."""
 
 import triton
 import triton.language as tl
@@ -9,7 +9,7 @@ from vbcaps.kernels.triton.passes import add, axpy, mul, repeat, scale, sub, sum
 
 @triton.jit
 def digamma(x):
-    """psi(x), x > 0: below 8 the recurrence to x + 8, then the asymptotic series (as in distributions.digamma)."""
+    """Return psi(x), x > 0: below 8 by recurrence from x + 8, then by its series (see distributions.digamma)."""
     shift = 1.0 / x
     for k in tl.static_range(1, 8):
         shift += 1.0 / (x + k)
@@ -22,7 +22,7 @@ def digamma(x):
 
 @triton.jit
 def trigamma(x):
-    """psi'(x), x > 0, likewise."""
+    """Return psi'(x), x > 0, by the method of `digamma`."""
     shift = 1.0 / (x * x)
     for k in tl.static_range(1, 8):
         shift += 1.0 / ((x + k) * (x + k))
@@ -34,7 +34,7 @@ def trigamma(x):
 
 @triton.jit
 def digamma_of_nu(nu, WISHART: tl.constexpr):
-    """sum_d psi(nu/2), or the Wishart's sum_d psi((nu - d)/2)."""
+    """Return sum_d psi(nu/2), or the Wishart's sum_d psi((nu - d)/2)."""
     if WISHART:
         s = digamma(nu / 2)
         for d in tl.static_range(1, 16):
@@ -46,7 +46,7 @@ def digamma_of_nu(nu, WISHART: tl.constexpr):
 
 @triton.jit
 def trigamma_of_nu(nu, WISHART: tl.constexpr):
-    """The derivative of digamma_of_nu."""
+    """Return the derivative of `digamma_of_nu`."""
     if WISHART:
         s = 0.5 * trigamma(nu / 2)
         for d in tl.static_range(1, 16):
@@ -61,7 +61,7 @@ def posterior(
     rj_ptr, S, alpha0_ptr, kappa0_ptr, nu0_ptr, inv_psi0_ptr, at, N, J,
     alpha0_stride, kappa0_stride, nu0_stride, inv_psi0_stride, TYPES: tl.constexpr,
 ):  # fmt: skip
-    """Of a parent and image: alpha, sum_j alpha, kappa, nu, psi; and where it stands."""
+    """Return r_j, alpha, sum_j alpha, kappa, nu and psi of each parent and image."""
     n, lj = at % N, at // N
     j, field = lj % J, lj // J * J
     r_j = tl.load(rj_ptr + at)
@@ -99,7 +99,7 @@ def parent_kernel(
     total, PARTS, N, J, alpha0_stride, kappa0_stride, nu0_stride, inv_psi0_stride, LAST: tl.constexpr,
     WISHART: tl.constexpr, PAPER: tl.constexpr, TYPES: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """q*(pi, mu, lambda) to the precision lambda = nu psi and constant K of the scores or, at the end, the logit."""
+    """Update q*(pi, mu, lambda); write the scores' precision lambda = nu psi and constant K or, if LAST, the result."""
     at = tl.program_id(0) * LANES + tl.arange(0, LANES)
     on = at < total
     at = tl.minimum(at, total - 1)
@@ -171,9 +171,9 @@ def grad_parent_kernel(
     WISHART: tl.constexpr, PAPER: tl.constexpr, HAS_M: tl.constexpr, HAS_ALPHA: tl.constexpr, HAS_KAPPA: tl.constexpr,
     HAS_PSI: tl.constexpr, HAS_NU: tl.constexpr, PRIOR: tl.constexpr, TYPES: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of logit and posterior (LAST) or of the scores to those of the moments, gb = dm / kappa, gS, gr.
+    """Write the gradients of the moments, gb = dm / kappa, gS, gr, from those of logit and posterior (LAST) or scores.
 
-    And the coefficients with which a vote enters them (grad_vote).
+    Also write the terms that the parent adds to the gradient of a vote (grad_vote).
     """
     at = tl.program_id(0) * LANES + tl.arange(0, LANES)
     on = at < total
@@ -257,7 +257,7 @@ def grad_parent_kernel(
     C = scale(2.0, gS)
     store_rows(coef_ptr + term, row, E, on)
     store_rows(coef_ptr + term + 128, row, C, on)
-    if LAST:  # -m, behind the terms
+    if LAST:  # -m follows the terms
         store_rows(last_m_of_coef_ptr + term, row, scale(-1.0, load_pose(m_ptr + 16 * at)), on)
     if PRIOR:
         tl.store(galpha_ptr + at, dalpha, mask=on)
