@@ -321,7 +321,7 @@ def test_a_cpu_without_kernels_is_told_of(tmp_path, monkeypatch):
     notes = []
     fit(tiny.recipe(epochs=1, backend="auto"), tmp_path / "a", device="cpu", on_event=notes.append)
     assert [e.message for e in notes if e.kind == "note"] == [
-        "there are no kernels for this CPU, so training takes some 25 times as long: no compiler was found"
+        "there are no kernels for this CPU, so training takes some 20 times as long: no compiler was found"
     ]
     notes.clear()
     fit(tiny.recipe(epochs=1), tmp_path / "b", device="cpu", on_event=notes.append)  # the reference was asked for
