@@ -56,9 +56,9 @@ class DynamicParents:
     def moments(self, t: int) -> Moments:
         return self.now
 
-    def update(self, t: int, spread: Tensor) -> None:
+    def update(self, t: int, moments: Moments, spread: Tensor) -> None:
         state, as_poses = self.state, self.run.as_poses
-        s_t = torch.mul(self.now.rj[..., None, None], as_poses(self.now.m), out=as_poses(state.s[t]))
+        s_t = torch.mul(moments.rj[..., None, None], as_poses(moments.m), out=as_poses(state.s[t]))
         length2 = s_t.square().sum((3, 4))
         v_t = squash(s_t, length2[..., None, None], TINY)
         if t < self.call.iters - 1:
@@ -67,7 +67,7 @@ class DynamicParents:
             as_poses(state.m).copy_(v_t)
             torch.log(length2 + TINY, out=state.logit)
 
-    def score(self, t: int, r: Tensor) -> None:
+    def score(self, t: int, moments: Moments, r: Tensor) -> None:
         self.run.agreements(self.call.votes, self.state.w[t], r)
 
 

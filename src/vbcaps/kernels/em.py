@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vbcaps.kernels.backend import Backend, EMResultGrads, MomentGrads, Votes, backend_named
+from vbcaps.kernels.backend import Backend, EMResultGrads, MomentGrads, Moments, Votes, backend_named
 from vbcaps.kernels.ops import Op
 from vbcaps.kernels.order import (
     History,
@@ -70,15 +70,15 @@ class EMParents:
         self.k0, self.m0 = state.logit.new_zeros(()), state.logit.new_zeros(D)
         self.lam, self.K = torch.empty_like(state.m), torch.empty_like(state.logit)
 
-    def update(self, t: int, spread: Tensor) -> None:
+    def update(self, t: int, moments: Moments, spread: Tensor) -> None:
         call, last = self.call, t == self.call.iters - 1
         step = self.run.em_logit if last else self.run.em_update
         room = (self.state.logit, self.state.var) if last else (self.lam, self.K)
         inverse_temperature = call.inverse_temperature(t)
-        step(self.moments(t), spread, call.beta_a, call.beta_u, inverse_temperature, call.min_var, *room)
+        step(moments, spread, call.beta_a, call.beta_u, inverse_temperature, call.min_var, *room)
 
-    def score(self, t: int, r: Tensor) -> None:
-        self.run.scores(self.call.votes, self.moments(t).m, self.lam, self.K, r)
+    def score(self, t: int, moments: Moments, r: Tensor) -> None:
+        self.run.scores(self.call.votes, moments.m, self.lam, self.K, r)
 
 
 def run_em(call: EMCall) -> EMState:

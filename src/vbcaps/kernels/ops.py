@@ -132,16 +132,20 @@ def flatten(value: Any) -> tuple[Any, ...]:
     return tuple(flat)
 
 
-_KINDS: dict[Any, tuple[Any, ...]] = {}
+_NESTED: dict[Any, tuple[Any, ...]] = {}
 
 
-def _kinds(kind: Any) -> tuple[Any, ...]:
-    """Return the types in a NamedTuple type, cached because ``get_type_hints`` is slow."""
-    if kind not in _KINDS:
-        _KINDS[kind] = tuple(typing.get_type_hints(kind).values())
-    return _KINDS[kind]
+def _nested(kind: Any) -> tuple[Any, ...]:
+    """Return, for each field of a NamedTuple type, its type if that is one, too, and None otherwise.
+
+    Asking Python for the types takes long, so the answers are kept.
+    """
+    if kind not in _NESTED:
+        inner = typing.get_type_hints(kind).values()
+        _NESTED[kind] = tuple(one if is_named(one) else None for one in inner)
+    return _NESTED[kind]
 
 
 def unflatten(kind: type[Out], values: Iterator[Any]) -> Out:
     """Return the NamedTuple that ``flatten`` flattened to ``values``."""
-    return kind(*[unflatten(inner, values) if is_named(inner) else next(values) for inner in _kinds(kind)])
+    return kind(*[next(values) if inner is None else unflatten(inner, values) for inner in _nested(kind)])

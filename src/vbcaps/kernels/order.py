@@ -37,12 +37,6 @@ def new_history(run: Backend, v: Votes, iters: int) -> History:
     )  # fmt: skip
 
 
-def moments_room(run: Backend, v: Votes, moments: Moments) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the tensors into which a pass writes these moments: rj, m and the parts of S (a single part is S)."""
-    u, (_, N, L, _, J) = run.parts(v), v.sizes
-    return moments.rj, moments.m, moments.S[None] if u == 1 else run.new_poses(v.a, u, L, J, N)
-
-
 class Parents(Protocol):
     """The updates that an algorithm makes at its parents in one forward pass."""
 
@@ -52,10 +46,10 @@ class Parents(Protocol):
     def moments(self, t: int) -> Moments:
         """Return the tensors that receive the moments of iteration t."""
 
-    def update(self, t: int, spread: Tensor) -> None:
+    def update(self, t: int, moments: Moments, spread: Tensor) -> None:
         """Compute the inputs of the scores or, at the last t, the result; ``spread`` holds the parts of S."""
 
-    def score(self, t: int, r: Tensor) -> None:
+    def score(self, t: int, moments: Moments, r: Tensor) -> None:
         """Write the responsibilities of the next iteration."""
 
 
@@ -69,12 +63,14 @@ def route(run: Backend, v: Votes, parents: Parents, r: Tensor, iters: int) -> No
         r: receives the responsibilities that iterations 1, 2, ... use, iters - 1 times slots l i j n.
         iters: the number of iterations.
     """
+    u = run.parts(v)
     for t in range(iters):
-        rj, m, spread = moments_room(run, v, parents.moments(t))
-        run.moments(v, r[t - 1] if t else None, parents.k0, parents.m0, rj, m, spread)
-        parents.update(t, spread)
+        moments = parents.moments(t)
+        spread = moments.S[None] if u == 1 else run.new_poses(v.a, u, *moments.rj.shape)  # a single part is S
+        run.moments(v, r[t - 1] if t else None, parents.k0, parents.m0, moments.rj, moments.m, spread)
+        parents.update(t, moments, spread)
         if t < iters - 1:  # nothing would read the last responsibilities
-            parents.score(t, r[t])
+            parents.score(t, moments, r[t])
 
 
 class ParentGrads(Protocol):

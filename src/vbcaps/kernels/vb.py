@@ -9,7 +9,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vbcaps.kernels.backend import Backend, MomentGrads, PriorTensors, VBResult, VBResultGrads, Votes, backend_named
+from vbcaps.kernels.backend import (
+    Backend,
+    MomentGrads,
+    Moments,
+    PriorTensors,
+    VBResult,
+    VBResultGrads,
+    Votes,
+    backend_named,
+)
 from vbcaps.kernels.ops import Op
 from vbcaps.kernels.order import (
     History,
@@ -83,8 +92,8 @@ class VBParents:
         self.k0, self.m0 = call.prior.kappa0, call.prior.m0
         self.lam, self.K = torch.empty_like(state.m), torch.empty_like(state.logit)
 
-    def update(self, t: int, spread: Tensor) -> None:
-        call, moments = self.call, self.moments(t)
+    def update(self, t: int, moments: Moments, spread: Tensor) -> None:
+        call = self.call
         if t < call.iters - 1:
             self.run.vb_update(moments, spread, call.prior, call.wishart, self.lam, self.K)
         else:
@@ -92,8 +101,8 @@ class VBParents:
                 moments, spread, call.prior, call.wishart, call.paper, call.beta_a, call.beta_u, self.state.result
             )
 
-    def score(self, t: int, r: Tensor) -> None:
-        self.run.scores(self.call.votes, self.moments(t).m, self.lam, self.K, r)
+    def score(self, t: int, moments: Moments, r: Tensor) -> None:
+        self.run.scores(self.call.votes, moments.m, self.lam, self.K, r)
 
 
 def run_vb(call: VBCall) -> VBState:

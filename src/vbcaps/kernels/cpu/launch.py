@@ -213,19 +213,19 @@ def _given(x: Tensor) -> Tensor:
 def _call(name: str, *arguments: Any) -> None:
     """Call a C function: tensors go as pointers, numbers as int64_t or double, Votes and priors as structures."""
     kept: list[Any] = []  # keeps the memory that C reads alive until the call returns
-    getattr(library(), name)(*(_as_c(argument, kept) for argument in arguments))
+    getattr(library(), name)(*[_as_c(argument, kept) for argument in arguments])
 
 
 def _as_c(argument: Any, kept: list[Any]) -> Any:
-    if argument is None:
-        return ctypes.c_void_p(None)
     if isinstance(argument, Tensor):
         return ctypes.c_void_p(_pointer(argument))
+    if argument is None:
+        return None
     if isinstance(argument, int):
         return ctypes.c_int64(argument)
     if isinstance(argument, float):
         return ctypes.c_double(argument)
-    structure = _votes(argument, kept) if isinstance(argument, Votes) else _prior(argument, kept)
+    structure = _votes(argument) if isinstance(argument, Votes) else _prior(argument, kept)
     kept.append(structure)
     return ctypes.byref(structure)
 
@@ -236,10 +236,8 @@ def _pointer(x: Tensor) -> int:
     return x.data_ptr()
 
 
-def _votes(v: Votes, kept: list[Any]) -> _Votes:
-    tensors = [None if x is None else x.contiguous() for x in v[:7]]
-    kept.extend(tensors)
-    pointers = (None if x is None else _pointer(x) for x in tensors)
+def _votes(v: Votes) -> _Votes:
+    pointers = [None if x is None else _pointer(x) for x in v[:7]]
     return _Votes(*pointers, *v.sizes, len(v.W), v.parents.shape[1], v.types, torch.get_num_threads())
 
 
