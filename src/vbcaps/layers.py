@@ -79,6 +79,8 @@ class PrimaryCaps(nn.Module):
         self.norm_pose = BatchNorm(out_caps) if norm_pose else None
 
     def forward(self, x: Tensor) -> Capsules:  # n in_channels h w
+        if not isinstance(x, Tensor):
+            raise TypeError(f"PrimaryCaps takes a feature map (n, channels, h, w), got {type(x).__name__}")
         if x.ndim != 4 or x.shape[1] != self.in_channels:
             raise ValueError(f"x must have shape (n, {self.in_channels}, h, w), got {tuple(x.shape)}")
         c, p = self.out_caps, self.pose_size

@@ -23,6 +23,7 @@ SHOWN = 24  # images in a run's picture of predictions
 GAP, INDENT = "  ", "  "  # between the columns of a table; before the lines of a row that is not in columns
 NARROW = 16  # least width to which texts in a table are wrapped
 FAR = 0.15  # warn if the validation error is that far above the training error, and more than twice as high
+KNOWN = 0.15  # training error up to which a network may be said to know its images
 
 
 class Table:
@@ -163,7 +164,7 @@ def by_heart(result: "Result") -> str:
     recipe, what, error = result.recipe, "validation", result.validation
     if error is None and result.test is not None and recipe.data is not None:
         what, error = "test", result.test.error
-    if error is None or error <= max(result.train_error + FAR, 2 * result.train_error):
+    if error is None or result.train_error > KNOWN or error <= max(result.train_error + FAR, 2 * result.train_error):
         return ""
     flags = [("--rotate 10 --zoom 0.2", recipe.rotate or recipe.zoom), ("--brightness 0.3", recipe.brightness)]
     unused = " ".join(flag for flag, used in flags if not used)

@@ -80,7 +80,7 @@ def train(
         if resume is None and chosen.data is not None:
             from vbcaps.training.own_images import for_own_images
 
-            of_source = ("crop", "image_size", "epochs", "batch") if source is not None and recipe is None else ()
+            of_source = ("crop", "image_size", "epochs") if source is not None and recipe is None else ()
             chosen, sentences = for_own_images(chosen, {*wanted, *of_source})
             for sentence in () if quiet else sentences:
                 say(f"{chosen.data}: {sentence}")

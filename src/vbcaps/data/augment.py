@@ -146,7 +146,7 @@ class View:
         and the centre (5), or a square grid over that range (4, 9, 16, ...)."""
         side = math.isqrt(max(k, 0))
         if k < 1 or (k != 5 and side * side != k):
-            raise ValueError(f"k must be 1, 5 or a square (4, 9, 16, ...), got {k}")
+            raise ValueError(f"crops must be 1, 5 or a square (4, 9, 16, ...), got {k}")
         if k == 1:
             return self.test(images)[None]
         (top, down), (left, right) = (self._range(size) for size in images.shape[2:])

@@ -34,9 +34,8 @@ def find(folder: Path, name: str) -> Path | None:
 def need(folder: Path, name: str) -> Path:
     path = find(folder, name)
     if path is None:
-        raise DataError(
-            f"{folder / name} is missing: fetch it with `vbcaps data fetch {folder.name}`, or place it there by hand"
-        )
+        fetch = f"vbcaps data fetch {folder.name} --data-folder {folder.parent}"
+        raise DataError(f"{folder / name} is missing: fetch it with `{fetch}`, or place it there by hand")
     return path
 
 

@@ -1,4 +1,4 @@
-"""The door to the kernels: which backend serves a call. Nothing outside this folder asks for a device.
+"""The door to the kernels: which backend serves a call. No layer, network or routing asks for a device itself.
 
 Axes: n image, c child, l field (parent position), i child slot, j parent type, p q r rows and columns of a pose, g row
 of weights.

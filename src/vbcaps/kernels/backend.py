@@ -126,10 +126,12 @@ def backend_named(name: str) -> "Backend":
             from vbcaps.kernels.cpu.launch import Cpu
 
             _LOADED[name] = Cpu()
-        else:
+        elif name == "plain":
             from vbcaps.kernels.plain import Plain
 
             _LOADED[name] = Plain()
+        else:
+            raise ValueError(f"backend must be 'auto', 'reference', 'plain', 'triton' or 'cpu', got {name!r}")
     return _LOADED[name]
 
 

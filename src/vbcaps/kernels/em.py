@@ -52,7 +52,7 @@ class EMState(NamedTuple):
     @property
     def history(self) -> History:
         """Return the moments and responsibilities of every iteration."""
-        return History(*self[2:])
+        return History(*(getattr(self, name) for name in History._fields))
 
 
 def new_state(call: EMCall) -> EMState:

@@ -27,7 +27,10 @@ from vbcaps.kernels.backend import (
 from vbcaps.kernels.norm import plain_batch_norm
 from vbcaps.routing.fields import Fields, softmax_over_parents
 
-SMALLEST = 1e-19  # the least value of a sum of responsibilities in a divisor
+
+def floor(x: Tensor) -> float:
+    """Return the least number by which sums of responsibilities are divided, as in routing/em.py."""
+    return torch.finfo(x.dtype).tiny ** 0.5
 
 
 def all_votes(v: Votes) -> Tensor:
@@ -116,7 +119,7 @@ class Plain:
         V, R = all_votes(v), all_shares(v, r)
         k0, m0 = of_types(k0)[..., None, None], of_poses(m0)
         rj.copy_(R.sum(1))
-        total = (k0 + rj[..., None, None]).clamp_min(SMALLEST)
+        total = (k0 + rj[..., None, None]).clamp_min(floor(rj))
         m.copy_((torch.einsum("lijn,lijnpr->ljnpr", R, V) + k0 * m0) / total)
         S[0] = torch.einsum("lijn,lijnpr->ljnpr", R, (V - m[:, None]).square()) + k0 * (m0 - m).square()
 
@@ -298,7 +301,7 @@ class Plain:
         glogit: Tensor,
     ) -> None:
         q = EMParent(moments, beta_a, beta_u, inverse_temperature, min_var)
-        inv_r = 1 / moments.rj.clamp_min(SMALLEST)
+        inv_r = 1 / moments.rj.clamp_min(floor(moments.rj))
         lam, rj = 1 / q.var, moments.rj
         if result is None:  # K = ln sigmoid(logit) - sum_d (ln var + ln 2 pi) / 2, lam = 1 / var
             dlogit = U.U0[0] * (-q.logit).sigmoid()
@@ -314,7 +317,7 @@ class Plain:
         g.gb.copy_(dm * inv_r[..., None, None])
         g.gS.copy_(dvar * inv_r[..., None, None])
         through_var = inv_r * (dvar * moments.S * inv_r[..., None, None]).sum((-2, -1))
-        g.gr.copy_(-q.cost * glogit - torch.where(rj < SMALLEST, 0.0, through_var))
+        g.gr.copy_(-q.cost * glogit - torch.where(rj < floor(rj), 0.0, through_var))
         self._put_terms(moments.m, last_m, g, None if result is not None else lam, terms, t, iters)
 
     def _put_terms(
@@ -351,7 +354,7 @@ class EMParent:
     """The Gaussian of each parent, its cost and its logit."""
 
     def __init__(self, moments: Moments, beta_a: Tensor, beta_u: Tensor, inverse_temperature: float, min_var: float):
-        self.var = moments.S / moments.rj.clamp_min(SMALLEST)[..., None, None] + min_var
+        self.var = moments.S / moments.rj.clamp_min(floor(moments.rj))[..., None, None] + min_var
         self.cost = 16 * of_types(beta_u) + 0.5 * self.var.log().sum((-2, -1))
         self.logit = inverse_temperature * (of_types(beta_a) - self.cost * moments.rj)
 

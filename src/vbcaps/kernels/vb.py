@@ -67,12 +67,12 @@ class VBState(NamedTuple):
     @property
     def result(self) -> VBResult:
         """Return VB's result for each parent."""
-        return VBResult(*self[:7])
+        return VBResult(*(getattr(self, name) for name in VBResult._fields))
 
     @property
     def history(self) -> History:
         """Return the moments and responsibilities of every iteration."""
-        return History(*self[7:])
+        return History(*(getattr(self, name) for name in History._fields))
 
 
 def new_state(call: VBCall) -> VBState:

@@ -424,15 +424,19 @@ def fast(make: Callable[[], Recipe]) -> Recipe:
     )  # fmt: skip
 
 
-def recipe(name: str) -> Recipe:
-    """Return a recipe by its name; the error for an unknown name suggests the nearest.
+def recipe(name: str, **fields: Any) -> Recipe:
+    """Return a recipe by its name, with some fields changed; the error for an unknown name suggests the nearest.
+
+    A schedule scales with ``epochs``, as on the command line.
 
     >>> recipe("smallnorb_fast").epochs
     100
+    >>> recipe("smallnorb_fast", epochs=10).warmup
+    1.0
     """
     if name not in RECIPES:
         raise ValueError(f"there is no recipe {name!r}{nearest(name, RECIPES)}; they are {', '.join(RECIPES)}")
-    return RECIPES[name]()
+    return RECIPES[name]().with_fields(**fields)
 
 
 def experiment_of(name: str) -> Experiment:

@@ -4,6 +4,7 @@ Axes: n image, c class.
 """
 
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,6 +67,7 @@ class Model(nn.Module):
         self.net = net
         self.recipe, self.classes, self.view = recipe, tuple(classes), view
         self.about, self.file, self.result = dict(about or {}), file, result
+        self.sum = checksum(net)  # of the weights to which ``about`` and ``result`` belong
 
     def forward(self, x: Tensor) -> Capsules | Scores:  # n channels height width
         """Run the network on standardised images, differentiably."""
@@ -119,8 +121,23 @@ class Model(nn.Module):
             path: the path of the file. Its folder must exist; an existing file is replaced in one step.
         """
         path = Path(path)
-        write(path, pack_weights(self.net, self.recipe, self.classes, self.view, self.about))
+        about = dict(began_with=dict(weights=self.name), trained="by hand") if self.changed() else self.about
+        write(path, pack_weights(self.net, self.recipe, self.classes, self.view, about))
         return path
+
+    def changed(self) -> bool:
+        """Return whether the weights have changed since the model was made: ``about`` then tells of other weights."""
+        return checksum(self.net) != self.sum
+
+    @property
+    def num_classes(self) -> int:
+        """Return the number of classes."""
+        return len(self.classes)
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of the network."""
+        return next(self.net.parameters()).device
 
     @property
     def name(self) -> str:
@@ -132,6 +149,8 @@ class Model(nn.Module):
     def origin(self) -> str:
         """Return where the weights come from and how they were trained, in one line."""
         r, about = self.recipe, self.about
+        if self.changed():
+            return f"by hand, begun with {self.name}"
         said = []
         if "epoch" in about:
             said.append(f"{about['epoch']} epoch{'s' if about['epoch'] > 1 else ''} of {r.name}")
@@ -143,7 +162,7 @@ class Model(nn.Module):
             written = time.localtime(self.file.stat().st_mtime)
             said.append(time.strftime("written %Y-%m-%d %H:%M", written))
         if start and "epoch" not in about:
-            said.append("not trained since")
+            said.append("trained by hand since" if about.get("trained") else "not trained since")
         if about.get("commit"):
             said.append(f"commit {about['commit']}")
         return ", ".join(said) if said else "not trained yet"
@@ -160,12 +179,21 @@ class Model(nn.Module):
         of = f", out of images of {side} x {side}" if side != crop else ""
         channels = f"{net.in_channels} channel{'s' if net.in_channels > 1 else ''}"
         lines = [("tells apart", told), ("network", kind), ("input", f"{channels} of {crop} x {crop}{of}")]
-        if self.about.get("test_error") is not None:
+        if self.about.get("test_error") is not None and not self.changed():
             where = f"the images in {r.data}" if r.data else r.dataset
             lines.append(("test error", f"{100 * self.about['test_error']:.2f}% on {where}"))
         lines.append(("trained", self.origin()))
         lines.append(("to use it", "model.predict(images)"))
         return "\n".join([self.name, *(f"  {what:11s} {text}" for what, text in lines)])
+
+
+def checksum(net: Network) -> int:
+    """Return a checksum of a network's parameters and buffers."""
+    total = 0
+    for x in net.state_dict().values():
+        if not x.is_meta:
+            total = zlib.crc32(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data, total)
+    return total
 
 
 ROUTING_NAMES = {"vb": "VB", "em": "EM", "dynamic": "Dynamic"}

@@ -47,6 +47,8 @@ def class_names(old: tuple[str, ...], num_classes: int | None, classes: Sequence
 def transfer(source: Contents, net: Network, name: str, *, fresh: bool) -> None:
     """Copy trained weights into another network, in place.
 
+    BatchNorm's running statistics are copied with a count of 0 batches, so the first new batch replaces them.
+
     Args:
         source: the trained weights. The first convolution is spread over the channels of ``net`` if these differ.
         net: the network that receives the weights; the error names tensors that do not fit.
@@ -60,6 +62,9 @@ def transfer(source: Contents, net: Network, name: str, *, fresh: bool) -> None:
         given.pop(SCALE, None)
     given = {k: _spread(x, into[k], source, net) if k in into else x for k, x in given.items()}
     copy_tensors(into, given, name)
+    for key, x in into.items():
+        if key.endswith("num_batches_tracked"):
+            x.zero_()
 
 
 def _spread(x: Tensor, like: Tensor, source: Contents, net: Network) -> Tensor:
@@ -129,14 +134,8 @@ def contents_of(model: "Model") -> Contents:
 
 @torch.no_grad()
 def begin_with(source: Contents, net: Network, classes: tuple[str, ...], name: str) -> None:
-    """Copy trained weights into a network that is to be trained; the class layer is copied if the classes are equal.
-
-    BatchNorm's running statistics are copied with a count of 0 batches, so the first new batch replaces them.
-    """
+    """Copy trained weights into a network that is to be trained; the class layer is copied if the classes are equal."""
     transfer(source, net, name, fresh=classes != source.classes)
-    for key, x in net.state_dict().items():
-        if key.endswith("num_batches_tracked"):
-            x.zero_()
 
 
 def fine_tuning(source: Recipe, **fields: Any) -> Recipe:
