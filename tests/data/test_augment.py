@@ -183,7 +183,7 @@ def test_crops():
         assert torch.equal(seen, at(*corner))
     assert view.crops(image, 25).flatten(1).unique(dim=0).shape[0] == 25
     for k in (0, -4, 2, 6):
-        with pytest.raises(ValueError, match=f"k must be 1, 5 or a square .*, got {k}"):
+        with pytest.raises(ValueError, match=f"crops must be 1, 5 or a square .*, got {k}"):
             view.crops(image, k)
 
 

@@ -195,3 +195,10 @@ def test_a_batch_past_the_cards_memory_is_an_error_and_the_next_one_works(routin
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert layer(Capsules(a[:2], pose[:2])).logits.isfinite().all()
+
+
+def test_an_unknown_backend_is_an_error_that_names_them():
+    with pytest.raises(
+        ValueError, match="backend must be 'auto', 'reference', 'plain', 'triton' or 'cpu', got 'tritn'"
+    ):
+        kernels.backend.backend_named("tritn")

@@ -61,7 +61,7 @@ def test_several_crops_are_averaged(net):
         each = [probabilities(net, net(x)) for x in VIEW.crops(images, 5)]
     torch.testing.assert_close(scorer(net, images, crops=5, batch_size=16)(), torch.stack(each).mean(0))
     assert not torch.equal(each[0], each[1])
-    with pytest.raises(ValueError, match="k must be 1, 5 or a square"):
+    with pytest.raises(ValueError, match="crops must be 1, 5 or a square"):
         evaluate(Model(net, tiny.recipe(), tiny.CLASSES, VIEW), tiny.split(10, 0), crops=3)
 
 

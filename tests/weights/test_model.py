@@ -113,3 +113,22 @@ def test_it_prints_what_a_person_wants_to_know(model):
     assert "class11 and 28 more" in said
     assert "ConvNet {4,2,2,2}, " in said
     assert "1 epoch of tiny" in said
+
+
+def test_weights_that_were_changed_by_hand_do_not_claim_the_error_of_those_before(tmp_path):
+    model = vbcaps.load("fashion_small")
+    assert "test error  5.33%" in str(model)
+    with torch.no_grad():
+        next(model.parameters()).add_(0.1)
+    assert "test error" not in str(model)
+    assert "by hand, begun with fashion_small" in str(model)
+    kept = vbcaps.load(model.save(tmp_path / "mine.safetensors"))
+    assert "test_error" not in kept.about
+    assert "begun with fashion_small" in str(kept)
+    assert "trained by hand since" in str(kept)
+
+
+def test_it_tells_its_classes_and_device():
+    model = vbcaps.load("fashion_small")
+    assert model.num_classes == len(model.classes) == 10
+    assert model.device == torch.device("cpu")
