@@ -23,7 +23,7 @@ SHOWN = 24  # images in a run's picture of predictions
 GAP, INDENT = "  ", "  "  # between the columns of a table; before the lines of a row that is not in columns
 NARROW = 16  # least width to which texts in a table are wrapped
 FAR = 0.15  # warn if the validation error is that far above the training error, and more than twice as high
-KNOWN = 0.15  # training error up to which a network may be said to know its images
+KNOWN = 0.2  # training error up to which a network may be said to know its images
 
 
 class Table:
