@@ -29,7 +29,7 @@ from kernels.harness import (
 )
 
 from vbcaps import CapsNet, Capsules, ClassCaps, ConvCaps, Prior
-from vbcaps.kernels import backend_for, route
+from vbcaps.kernels import backend_for, dynamic, em, route, vb
 from vbcaps.kernels.cpu import build, launch
 from vbcaps.losses import activation_nll_loss
 from vbcaps.routing import VBRouting
@@ -256,6 +256,27 @@ def test_a_training_of_20_steps_follows_the_reference(routing):
     assert ((kernel - reference).abs() <= 4 * drift + 1e-5).all()
     assert (kernel - reference)[0].abs() < 1e-5
     assert torch.equal(train("cpu"), kernel)
+
+
+@needs_kernels
+@pytest.mark.parametrize("routing", ["vb", "em", "dynamic"])
+def test_inference_gives_the_same_bits_and_spares_the_dispatcher(routing, monkeypatch):
+    layer = ConvCaps(2, 3, 2, routing=routing).eval()
+    caps = Capsules(torch.rand(3, 3, 3, 2), torch.randn(3, 3, 3, 2, 4, 4))
+    expected = layer(caps)
+
+    def refuse(*_):
+        raise AssertionError("dispatched")
+
+    for op in (vb.vb_route, em.em_route, dynamic.dynamic_route):
+        monkeypatch.setattr(op, "operator", refuse)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            found = layer(caps)
+        assert torch.equal(found.logits, expected.logits)
+        assert torch.equal(found.poses, expected.poses)
+    with pytest.raises(AssertionError, match="dispatched"):
+        layer(caps)
 
 
 # --- without a compiler, and with a broken library --------------------------------------------------------------

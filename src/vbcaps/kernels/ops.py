@@ -11,6 +11,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch._C import _len_torch_dispatch_stack
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -48,7 +49,7 @@ class Op(Generic[In, Out]):
         run: Callable[[In], Out],
         shapes: Callable[[In], Out],
     ):
-        self.inputs, self.outputs = inputs, outputs
+        self.inputs, self.outputs, self.run = inputs, outputs, run
         taken = ", ".join(f"{SCHEMA[kind]} {field}" for field, kind in fields(inputs))
         given = ", ".join("Tensor" for _ in fields(outputs))
 
@@ -63,6 +64,12 @@ class Op(Generic[In, Out]):
         self.operator.register_fake(flat_shapes)
 
     def __call__(self, inputs: In) -> Out:
+        if not torch.is_grad_enabled() and not traced():  # PyTorch's dispatcher has nothing to record
+            first: Any = inputs
+            while isinstance(first, tuple):
+                first = first[0]
+            with torch.cuda.device_of(first):
+                return self.run(inputs)
         return self.outputs(*self.operator(*flatten(inputs)))
 
     def differentiate(
@@ -104,6 +111,11 @@ class Op(Generic[In, Out]):
             )
 
         self.operator.register_autograd(refuse)
+
+
+def traced() -> bool:
+    """Return whether something watches the operators that are called: a compiler, a tracer or a dispatch mode."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or _len_torch_dispatch_stack() > 0
 
 
 def fields(kind: Any) -> tuple[tuple[str, Any], ...]:
