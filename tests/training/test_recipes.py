@@ -14,7 +14,7 @@ from vbcaps.data import FACTS, augment, catalogue, splits
 from vbcaps.removed import REMOVED
 from vbcaps.routing import ROUTINGS, EMRouting, vb
 from vbcaps.training.recipe import CHOICES, RANGES, Recipe, field_types
-from vbcaps.training.recipes import EXPERIMENTS, RECIPES, TUNED, experiment_of, fast, parameters, recipe
+from vbcaps.training.recipes import EXPERIMENTS, RECIPES, TUNED, experiment_of, fast, parameters, parent, recipe
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -74,8 +74,8 @@ def test_a_recipe_stops_at_the_papers_error_on_familiar_views(name):
 def test_every_experiment_has_a_row_of_its_own():
     labels = [one.label for one in EXPERIMENTS.values()]
     assert len(labels) == len(set(labels))
-    assert [name for name in RECIPES if not name.endswith("_fast")] == list(EXPERIMENTS)
-    assert {name.removesuffix("_fast") for name in RECIPES} == set(EXPERIMENTS)
+    assert [name for name in RECIPES if parent(name) == name] == list(EXPERIMENTS)
+    assert {parent(name) for name in RECIPES} == set(EXPERIMENTS)
     assert sum(one.front for one in EXPERIMENTS.values()) <= 8
 
 
@@ -102,6 +102,19 @@ def test_a_fast_twin_is_measured_against_its_parent():
     assert experiment_of("smallnorb_fast") is experiment_of("smallnorb") is EXPERIMENTS["smallnorb"]
     assert fast(lambda: replace(recipe("affnist"), dataset="sample")).epochs == 20  # a tenth
     assert recipe("smallnorb_fast").epochs == 100  # as it was tuned
+
+
+@pytest.mark.parametrize("name", ["smallnorb", "fashion", "svhn", "cifar10", "mnist"])
+def test_the_laptop_twins_of_a_dataset_differ_in_their_network_alone(name):
+    caps = recipe(f"{name}_laptop")
+    for routing in ("em", "dynamic"):
+        twin = recipe(f"{name}_{routing}_laptop")
+        assert twin == replace(caps, name=twin.name, routing=routing)
+    cnn = recipe(f"{name}_cnn_laptop")
+    assert differing(caps, cnn) <= {"name", "network", "arch", "iters", "lr"}  # iters is the capsules' alone
+    assert parameters(cnn.name) == pytest.approx(parameters(caps.name), rel=0.05)
+    assert (caps.validation, caps.test) == (0.1, True)
+    assert experiment_of(caps.name) is EXPERIMENTS[name]
 
 
 def test_a_view_has_every_field_that_it_shares_with_the_recipe():
@@ -144,7 +157,8 @@ def test_fast_twins_of_a_dataset_differ_as_their_parents_do(name):
         for of, to in ((name, best), (f"{name}_fast", f"{best}_fast"))
     )
     changed = {field for field in ours if ours[field] != theirs[field]}
-    assert changed <= {"activation", "optimiser", "lr", "weight_decay", "gain"}  # the first is VB's
+    allowed = {"activation", "optimiser", "lr", "weight_decay", "gain"}  # the first is VB's
+    assert changed <= allowed | ({"arch", "loss_on"} if name.endswith("_cnn") else set())
 
 
 @pytest.mark.parametrize(

@@ -281,7 +281,7 @@ def recipes(
     ] = None,
 ) -> None:
     """List the recipes, one for each experiment of the paper and the default; or show the fields of one."""
-    from vbcaps.training.recipes import EXPERIMENTS, RECIPES, parameters
+    from vbcaps.training.recipes import EXPERIMENTS, RECIPES, parameters, parent
 
     if recipe is not None:
         show_recipe(recipe)
@@ -289,7 +289,7 @@ def recipes(
     rows = table("recipe", "network", "routing", numbers=("parameters", "epochs", "paper"), spare=["parameters"])
     for name, make in RECIPES.items():
         one = make()
-        if name.endswith("_fast"):
+        if parent(name) != name:
             continue
         network = ",".join(map(str, one.arch)) + ("" if one.stem == "conv" else f" {one.stem}")
         twin = f"/{RECIPES[f'{name}_fast']().epochs}" if f"{name}_fast" in RECIPES else ""
@@ -300,6 +300,7 @@ def recipes(
     say(
         rows,
         "paper: its test error in %; epochs: of NAME / of its fast twin, NAME_fast; `vbcaps recipes NAME` shows more",
+        f"for a laptop, a few minutes each: {', '.join(name for name in RECIPES if name.endswith('_laptop'))}",
     )
 
 
