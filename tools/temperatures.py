@@ -39,7 +39,7 @@ def main(words: list[str] | None = None) -> None:
         for row in rows:
             print(*(f"{key}={row[key]}" for key in ("network", "judged_on", "temperature", "ece_before", "ece", "nll")))
         if arguments.write:
-            put_into(FOLDER / f"{name}.safetensors", float(rows[0]["temperature"]))
+            put_into(FOLDER / f"{name}.safetensors", float(str(rows[0]["temperature"])))
             record(TABLE, rows)
 
 

@@ -34,7 +34,7 @@ from torch import Tensor
 from vbcaps.inference import evaluating, exact_convolutions
 from vbcaps.layers import Capsules, without_autocast
 from vbcaps.models import CapsNet, ConvNet
-from vbcaps.routing import Posterior
+from vbcaps.routing import Mixture, Posterior
 from vbcaps.routing.vb import expected_logdet
 from vbcaps.routing.votes import in_fields
 from vbcaps.uncertainty.density import fit_density
@@ -82,7 +82,7 @@ def scores(model: "Model", images: Any, *, batch_size: int = 256) -> dict[str, T
         of_logits(seen.logits, model.temperature)
         | seen.scores
         | {
-            f"density.{name}": -density.log_prob(_joined(seen.features, name.split("+"))).float()
+            f"density.{name}": -density.log_prob(joined(seen.features, name.split("+"))).float()
             for name, density in model.densities.items()
         }
     )
@@ -142,8 +142,9 @@ def look(model: "Model", images: Any, *, features: bool = True, batch_size: int 
 
 def _look_at(net: Any, x: Tensor, features: bool) -> Look:
     if isinstance(net, ConvNet):
-        maps = net.features(x)
-        return Look(net.head(maps), {}, dict(features=maps) if features else {})
+        pooled = net.features(x)
+        logits = net.head(pooled)
+        return Look(logits, {}, dict(logits=logits, features=pooled) if features else {})
     found: dict[str, Tensor] = {}
     caps = net.primary_caps(net.stem(x))
     for name in LAYERS[:2]:
@@ -152,7 +153,7 @@ def _look_at(net: Any, x: Tensor, features: bool) -> Look:
             found |= _features(name, caps)
     children, out = caps, net.class_caps(caps)
     if features:
-        found |= _features("class_caps", out)
+        found |= _features("class_caps", out) | dict(logits=out.logits)
     of_vb = _posterior_scores(net, children, out) if isinstance(out.posterior, Posterior) else {}
     return Look(out.logits, of_vb, found)
 
@@ -162,6 +163,8 @@ def _features(layer: str, caps: Capsules) -> dict[str, Tensor]:
     q = caps.posterior
     assert q is not None
     kinds = dict(m=q.m)
+    if isinstance(q, Mixture):
+        kinds |= dict(precision=-q.var.log())
     if isinstance(q, Posterior):
         psi = q.psi.diagonal(dim1=-2, dim2=-1) if q.full else q.psi
         kinds |= dict(kappa=q.kappa.log()[..., None], precision=(q.nu[..., None] * psi).log())
@@ -227,13 +230,14 @@ def fit_densities(
     if len(labels) != len(seen.logits):
         raise ValueError(f"there are {len(seen.logits)} images and {len(labels)} labels")
     fitted = {
-        name: fit_density(_joined(seen.features, name.split("+")), labels.cpu(), model.num_classes, tied=tied)
+        name: fit_density(joined(seen.features, name.split("+")), labels.cpu(), model.num_classes, tied=tied)
         for name in names
     }
     model.densities.update(fitted)
 
 
-def _joined(features: dict[str, Tensor], names: Sequence[str]) -> Tensor:
+def joined(features: dict[str, Tensor], names: Sequence[str]) -> Tensor:
+    """Return some of ``Look.features`` side by side, ``n f``; an unknown name raises an error that lists the known."""
     if unknown := [name for name in names if name not in features]:
         raise ValueError(f"this network has no features {', '.join(unknown)}; it has {', '.join(features)}")
     return torch.cat([features[name] for name in names], 1)
