@@ -509,11 +509,11 @@ _LAPTOP: dict[str, Any] = dict(
 )  # fmt: skip
 LAPTOP: dict[str, dict[str, Any]] = {
     "cnn": dict(arch=(32, 32, 36, 36)),
-    "fashion-mnist": dict(epochs=3, flip=True),
-    "mnist": dict(epochs=3),
-    "svhn": dict(epochs=3),
-    "cifar10": dict(epochs=4),
-    "smallnorb": dict(epochs=7, image_size=32, hold_out="objects"),
+    "fashion-mnist": dict(epochs=2, flip=True),
+    "mnist": dict(epochs=2),
+    "svhn": dict(epochs=2),
+    "cifar10": dict(epochs=3),
+    "smallnorb": dict(epochs=5, image_size=32, hold_out="objects"),
 }
 
 
