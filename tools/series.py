@@ -69,9 +69,9 @@ def curves(scale: str) -> Settings:
 
 
 def priors(scale: str) -> Settings:
-    """Fashion-MNIST: alpha0 learned, then alpha0 and psi0 at each pair of the paper's coefficients."""
+    """Fashion-MNIST: alpha0 learned, then alpha0 and psi0 at each pair of the paper's coefficients, the defaults first."""
     short = shorter(scale)
-    grid = product(COEFFICIENTS, COEFFICIENTS)
+    grid = sorted(product(COEFFICIENTS, COEFFICIENTS), key=lambda pair: pair != (1.0, 1.0))
     pairs: Settings = [(f"fashion_{scale}", dict(alpha0=alpha0, psi0=psi0) | short) for alpha0, psi0 in grid]
     return [(f"fashion_{scale}", dict(learn=("alpha0",)) | short), *pairs]
 

@@ -1,10 +1,11 @@
-"""Time a training step of VB and of EM routing with 1 to 5 iterations, on the CPU.
+"""Time a training step of VB and of EM routing with 1 to 5 iterations, on one thread of the CPU.
 
 python tools/step_times.py [--recipe fashion_laptop] [--repeats 40] [--csv results/step_times.csv]
 
-A step is that of a training run: gather, augment, forward, loss, backward, update. All networks are in one process, and
-their steps take turns, so that other programs on the machine slow them all alike. A row has the median of a network's
-steps, and the times that a tenth of the steps are below and above. The file is written anew.
+A step is that of a training run: gather, augment, forward, loss, backward, update. What is measured is the processor's
+time for it, which on an idle machine is the time that passes; on a busy one the waiting is left out. All networks are in
+one process, and their steps take turns. A row has the median of a network's steps, and the times that a tenth of the
+steps are below and above. The file is written anew.
 """
 
 import argparse
@@ -35,6 +36,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--csv", type=Path, default=Path(__file__).parents[1] / "results" / "step_times.csv")
     arguments = parser.parse_args(words)
     before = os.getloadavg()[0]
+    torch.set_num_threads(1)
     parent, _, size = arguments.recipe.rpartition("_")
     names = dict(zip(ROUTINGS, (arguments.recipe, f"{parent}_em_{size}"), strict=True))
     recipes = [recipe(names[routing], iters=iters) for routing in ROUTINGS for iters in ITERATIONS]
@@ -70,17 +72,17 @@ def learner(one: Recipe) -> Learner:
 
 
 def alternate(learners: list[Learner], repeats: int) -> list[list[float]]:
-    """Return the milliseconds of each learner's steps, which take turns."""
+    """Return the milliseconds of processor time of each learner's steps, which take turns."""
     times: list[list[float]] = [[] for _ in learners]
     for turn in range(WARM + repeats):
         for one, some in zip(learners, times, strict=True):
             if turn % one.steps == 0:
                 one.step = 0
                 one.begin()
-            start = time.perf_counter()
+            start = time.process_time()
             one()
             if turn >= WARM:
-                some.append(1e3 * (time.perf_counter() - start))
+                some.append(1e3 * (time.process_time() - start))
     return times
 
 

@@ -159,8 +159,8 @@ def iterations(results: Path, out: Path) -> list[Path]:
     size = ", on a laptop" if scale(recipe) == "laptop" else ""
     label_axes(left, f"{DATASETS[recipe.dataset]}, {epochs}{size}", "routing iterations", "test error (%)")
     about = next(iter(times["vb"].values()))
-    threads = f"{about['threads']:.0f} thread{'s' if about['threads'] > 1 else ''}"
-    label_axes(right, f"a training step of {about['batch']:.0f} images, CPU, {threads}", "routing iterations", "ms")
+    what = f"a training step of {about['batch']:.0f} images, on one thread"
+    label_axes(right, what, "routing iterations", "processor time (ms)")
     right.set_ylim(bottom=0)
     for axes in (left, right):
         axes.set_xticks(sorted({*errors["vb"], *errors["em"]}))
@@ -190,7 +190,7 @@ def step_times(results: Path) -> dict[str, dict[int, dict[str, Any]]]:
         raise MissingRecords(f"there is no {path}: `python tools/step_times.py` makes it")
     with open(path, newline="") as file:
         rows = list(csv.DictReader(file))
-    numbers = ("ms", "low", "high", "batch", "threads")
+    numbers = ("ms", "low", "high", "batch")
     return {
         routing: {
             int(row["iters"]): row | {k: float(row[k]) for k in numbers} for row in rows if row["routing"] == routing
