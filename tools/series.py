@@ -69,7 +69,7 @@ def curves(scale: str) -> Settings:
 
 
 def priors(scale: str) -> Settings:
-    """Fashion-MNIST: alpha0 learned, then alpha0 and psi0 at each pair of the paper's coefficients, the defaults first."""
+    """Fashion-MNIST: alpha0 learned, the default priors, then the other pairs of the paper's coefficients."""
     short = shorter(scale)
     grid = sorted(product(COEFFICIENTS, COEFFICIENTS), key=lambda pair: pair != (1.0, 1.0))
     pairs: Settings = [(f"fashion_{scale}", dict(alpha0=alpha0, psi0=psi0) | short) for alpha0, psi0 in grid]

@@ -3,8 +3,8 @@
 python tools/step_times.py [--recipe fashion_laptop] [--repeats 40] [--csv results/step_times.csv]
 
 A step is that of a training run: gather, augment, forward, loss, backward, update. What is measured is the processor's
-time for it, which on an idle machine is the time that passes; on a busy one the waiting is left out. All networks are in
-one process, and their steps take turns. A row has the median of a network's steps, and the times that a tenth of the
+time for it, which on an idle machine is the time that passes; on a busy one the waiting is left out. All networks are
+in one process, and their steps take turns. A row has the median of a network's steps, and the times that a tenth of the
 steps are below and above. The file is written anew.
 """
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vbcaps.training.files import RunError, read_json
-from vbcaps.training.recipe import EM_ONLY, VB_ONLY, Recipe
+from vbcaps.training.recipe import EM_ONLY, PRIOR, VB_ONLY, Recipe
 from vbcaps.training.recipes import RECIPES
 from vbcaps.training.runfolder import read_metrics, read_recipe
 
@@ -87,9 +87,10 @@ def settings(recipe: Recipe, *free: str) -> Recipe:
     return dataclasses.replace(recipe, **defaults | dict(name="", seed=0, save_seconds=0.0))
 
 
-def with_vb(recipe: Recipe) -> Recipe:
-    """Return the settings that VB and EM routing share: recipes that differ in their routing alone have the same."""
-    return settings(recipe, "routing", *VB_ONLY, *EM_ONLY)
+def shared(recipe: Recipe) -> Recipe:
+    """Return the settings that VB and EM share. Priors are among them, since EM has none: VB's must be as usual."""
+    of_one = [field for field in (*VB_ONLY, *EM_ONLY) if field not in (*PRIOR, "learn")]
+    return settings(recipe, "routing", *of_one)
 
 
 def of_today(recipe: Recipe) -> bool:

@@ -18,7 +18,7 @@ from vbcaps.figures.records import (
     read_records,
     scale,
     settings,
-    with_vb,
+    shared,
 )
 from vbcaps.figures.run import BLUE, GREY, ORANGE, label_axes, new_figure, save
 from vbcaps.training.recipe import Recipe
@@ -72,9 +72,8 @@ def pairs_by_dataset(records: Iterable[Record]) -> dict[tuple[str, str], Pair]:
     first, then the longest training, then the latest folder.
     """
     records = list(records)
-    classify = [record for record in records if classifies(record.recipe) and record.metrics]
     chosen: dict[tuple[str, str], Pair] = {}
-    for pair in sorted(pairs(classify).values(), key=lambda pair: rank(pair, records)):
+    for pair in sorted(pairs(record for record in records if record.metrics), key=lambda pair: rank(pair, records)):
         recipe = pair["vb"][0].recipe
         chosen[scale(recipe), recipe.dataset] = pair
     if not chosen:
@@ -88,14 +87,15 @@ def classifies(recipe: Recipe) -> bool:
     return plain and recipe.network == "caps" and recipe.routing in NAMES
 
 
-def pairs(records: Iterable[Record]) -> dict[Recipe, Pair]:
-    """Return finished runs by the settings that VB and EM share, where there are some of both."""
-    by_settings: dict[Recipe, Pair] = {}
+def pairs(records: Iterable[Record], *free: str) -> list[Pair]:
+    """Return finished runs of VB and EM whose settings differ in the routing, its own fields and ``free`` alone."""
+    by_settings: dict[Recipe, list[Record]] = {}
     for record in records:
-        if record.result is not None:
-            pair = by_settings.setdefault(with_vb(record.recipe), {})
-            pair.setdefault(record.recipe.routing, []).append(record)
-    return {key: pair for key, pair in by_settings.items() if len(pair) == len(NAMES)}
+        if classifies(record.recipe) and record.result is not None:
+            by_settings.setdefault(settings(record.recipe, *free), []).append(record)
+    vb, em = ([key for key in by_settings if key.routing == routing] for routing in NAMES)
+    same = ((one, other) for one in vb for other in em if shared(one) == shared(other))
+    return [dict(vb=by_settings[one], em=by_settings[other]) for one, other in same]
 
 
 def rank(pair: Pair, records: Sequence[Record]) -> tuple[int, int, int]:
@@ -138,23 +138,14 @@ def _tests(axes: "Axes", pair: Pair, epoch: int) -> None:
 
 def iterations(results: Path, out: Path) -> list[Path]:
     """Draw the test error and the time of a training step for 1 to 5 routing iterations, VB and EM."""
-    records = read_records(results)
-    errors = errors_by_iterations(records)
-    times = step_times(results)
+    runs, times = runs_by_iterations(read_records(results)), step_times(results)
     figure = new_figure(8.4, 3.4)
     left, right = figure.subplots(1, 2)
-    recipe = next(iter(errors["vb"].values()))[0].recipe
+    recipe = runs["vb"][0].recipe
     for routing in NAMES:
-        runs = errors[routing]
-        points = [{iters: error} for iters, some in runs.items() for error in errors_of(some)]
-        draw_band(left, spread_by_key(points), routing)
+        draw_band(left, spread_by_key([{one.recipe.iters: one.error() or 0.0} for one in runs[routing]]), routing)
         rows = times[routing]
-        style = STYLES[routing] | dict(lw=1.6, ms=4.5, label=NAMES[routing])
-        low = [row["ms"] - row["low"] for row in rows.values()]
-        high = [row["high"] - row["ms"] for row in rows.values()]
-        right.errorbar(
-            list(rows), [row["ms"] for row in rows.values()], yerr=[low, high], capsize=2, elinewidth=0.8, **style
-        )
+        draw_band(right, {iters: (row["ms"], row["low"], row["high"]) for iters, row in rows.items()}, routing)
     epochs = f"{recipe.epochs} epoch{'s' if recipe.epochs > 1 else ''}"
     size = ", on a laptop" if scale(recipe) == "laptop" else ""
     label_axes(left, f"{DATASETS[recipe.dataset]}, {epochs}{size}", "routing iterations", "test error (%)")
@@ -163,24 +154,22 @@ def iterations(results: Path, out: Path) -> list[Path]:
     label_axes(right, what, "routing iterations", "processor time (ms)")
     right.set_ylim(bottom=0)
     for axes in (left, right):
-        axes.set_xticks(sorted({*errors["vb"], *errors["em"]}))
+        axes.set_xticks(sorted({*times["vb"], *(one.recipe.iters for one in runs["vb"])}))
         axes.legend(frameon=False)
     return [save(figure, out / "iterations.png")]
 
 
-def errors_by_iterations(records: Iterable[Record]) -> dict[str, dict[int, list[Record]]]:
-    """Return the tested runs of VB and EM by their iterations, the settings with the most different iterations."""
-    by_settings: dict[Recipe, dict[str, dict[int, list[Record]]]] = {}
-    for record in records:
-        recipe = record.recipe
-        if classifies(recipe) and recipe.dataset == "fashion-mnist" and record.error() is not None:
-            key = settings(with_vb(recipe), "iters")
-            some = by_settings.setdefault(key, {routing: {} for routing in NAMES})
-            some[recipe.routing].setdefault(recipe.iters, []).append(record)
-    best = max(by_settings.values(), key=lambda some: min(map(len, some.values())), default=None)
-    if best is None or min(map(len, best.values())) < 2:
+def runs_by_iterations(records: Iterable[Record]) -> Pair:
+    """Return the tested runs of VB and EM, of the settings that have the most different iterations."""
+    tested = [one for one in records if one.recipe.dataset == "fashion-mnist" and one.error() is not None]
+
+    def least(pair: Pair) -> int:
+        return min(len({record.recipe.iters for record in some}) for some in pair.values())
+
+    best = max(pairs(tested, "iters"), key=least, default=None)
+    if best is None or least(best) < 2:
         raise MissingRecords(missing("iterations"))
-    return {routing: dict(sorted(runs.items())) for routing, runs in best.items()}
+    return best
 
 
 def step_times(results: Path) -> dict[str, dict[int, dict[str, Any]]]:
@@ -191,12 +180,10 @@ def step_times(results: Path) -> dict[str, dict[int, dict[str, Any]]]:
     with open(path, newline="") as file:
         rows = list(csv.DictReader(file))
     numbers = ("ms", "low", "high", "batch")
-    return {
-        routing: {
-            int(row["iters"]): row | {k: float(row[k]) for k in numbers} for row in rows if row["routing"] == routing
-        }
-        for routing in NAMES
-    }
+    times: dict[str, dict[int, dict[str, Any]]] = {routing: {} for routing in NAMES}
+    for row in rows:
+        times[row["routing"]][int(row["iters"])] = row | {k: float(row[k]) for k in numbers}
+    return times
 
 
 # --- lines with bands ------------------------------------------------------------------------------------------------
