@@ -109,7 +109,7 @@ def test_a_cell_is_the_mean_of_its_runs(results, figures):
     points = [list(line.get_ydata()) for line in beside.lines]
     assert points[0] == pytest.approx([13, 15])
     assert points[2] == pytest.approx([14])
-    assert texts(beside) == ["14.00 ± 1.41", "14.00"]
+    assert [label.get_text() for label in beside.get_xticklabels()] == ["fixed at 1\n14.00 ± 1.41", "learned\n14.00"]
 
 
 def test_settings_with_other_fields_are_not_in_the_map(results):

@@ -18,7 +18,10 @@ Grid = dict[tuple[float, float], list[Record]]  # runs by alpha0 and psi0
 
 
 def priors(results: Path, out: Path) -> list[Path]:
-    """Draw the test error for each pair of alpha0 and Psi_0, and beside it that of a learned alpha0."""
+    """Draw the test error for each pair of alpha0 and Psi_0, and beside it that of a learned alpha0.
+
+    A cell is the mean over seeds, with their standard deviation; the default priors have a dotted frame.
+    """
     grid, learned = runs_by_prior(read_records(results))
     figure = new_figure(9.0, 3.9)
     left, right = figure.subplots(1, 2, width_ratios=[1.45, 1])
@@ -27,7 +30,8 @@ def priors(results: Path, out: Path) -> list[Path]:
     epochs = f"{recipe.epochs} epoch{'s' if recipe.epochs > 1 else ''}"
     size = ", on a laptop" if scale(recipe) == "laptop" else ""
     left.set_title(f"test error (%), Fashion-MNIST, {epochs}{size}", fontsize=11, color=GREY, loc="left")
-    _fixed_and_learned(right, grid.get((1.0, 1.0), []), learned)
+    every = [record for some in grid.values() for record in some]
+    _fixed_and_learned(right, grid.get((1.0, 1.0), []), learned, errors_of([*every, *learned]))
     return [save(figure, out / "priors.png")]
 
 
@@ -56,6 +60,8 @@ def is_compared(recipe: Recipe) -> bool:
 
 
 def _heat_map(axes: "Axes", grid: Grid) -> None:
+    from matplotlib.patches import Rectangle
+
     alphas, psis = (sorted({pair[k] for pair in grid}) for k in (0, 1))
     means = np.full((len(alphas), len(psis)), np.nan)
     for (alpha, psi), some in grid.items():
@@ -75,24 +81,29 @@ def _heat_map(axes: "Axes", grid: Grid) -> None:
     axes.set_ylabel(r"$\alpha_0$", color=GREY)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    seeds = {len(some) for some in grid.values()}
-    if max(seeds) > 1:
-        axes.set_xlabel(rf"scale of $\Psi_0$    (mean ± standard deviation of {max(seeds)} seeds)", color=GREY)
+    if (1.0, 1.0) in grid:
+        corner = psis.index(1.0) - 0.47, alphas.index(1.0) - 0.46
+        axes.add_patch(Rectangle(corner, 0.94, 0.92, fill=False, ec="#1a202c", lw=1.4, ls=":"))
 
 
-def cell(some: list[float]) -> str:
+def cell(some: list[float], between: str = "\n") -> str:
     """Return the mean with two digits, and the standard deviation where there are several runs."""
     if len(some) < 2:
         return f"{some[0]:.2f}" if some else ""
-    return f"{statistics.mean(some):.2f}\n± {statistics.stdev(some):.2f}"
+    return f"{statistics.mean(some):.2f}{between}± {statistics.stdev(some):.2f}"
 
 
-def _fixed_and_learned(axes: "Axes", fixed: list[Record], learned: list[Record]) -> None:
-    for x, (some, marker) in enumerate(((errors_of(fixed), "o"), (errors_of(learned), "D"))):
-        if some:
-            axes.plot([x] * len(some), some, marker=marker, ls="none", ms=6, color=BLUE, alpha=0.55, mew=0)
-            axes.plot([x - 0.18, x + 0.18], [statistics.mean(some)] * 2, color=BLUE, lw=2)
-            axes.text(x + 0.22, statistics.mean(some), cell(some).replace("\n", " "), va="center", color=GREY)
+def _fixed_and_learned(axes: "Axes", fixed: list[Record], learned: list[Record], all_errors: list[float]) -> None:
+    """Draw the error of each run and their means, on a scale as long as the range of all priors' errors."""
+    names = []
+    for x, (name, some) in enumerate((("fixed at 1", errors_of(fixed)), ("learned", errors_of(learned)))):
+        names.append(f"{name}\n{cell(some, ' ')}")
+        axes.plot([x] * len(some), some, marker="oD"[x], ls="none", ms=6, color=BLUE, alpha=0.6, mew=0)
+        if len(some) > 1:
+            axes.plot([x - 0.16, x + 0.16], [statistics.mean(some)] * 2, color=BLUE, lw=2)
     label_axes(axes, r"$\alpha_0$ fixed and learned", "", "test error (%)")
-    axes.set_xticks([0, 1], [r"fixed, $\alpha_0 = 1$", "learned, from 1"])
-    axes.set_xlim(-0.4, 1.75)
+    axes.set_xticks([0, 1], names)
+    axes.set_xlim(-0.6, 1.6)
+    low, high = min(all_errors), max(all_errors)
+    axes.set_ylim(low - 0.1 * (high - low), high + 0.1 * (high - low))
+    axes.grid(visible=False, axis="x")

@@ -115,8 +115,13 @@ def _panel(axes: "Axes", pair: Pair, title: str) -> None:
     axes.locator_params(axis="x", integer=True)
     if column == "train_error":
         _tests(axes, pair, longest)
-    seeds = ", ".join(f"{NAMES[routing]} {len(pair[routing])}" for routing in NAMES)
-    axes.text(0.97, 0.95, f"seeds: {seeds}", ha="right", va="top", fontsize=8, color=GREY, transform=axes.transAxes)
+    _say_seeds(axes, pair, 0.95)
+
+
+def _say_seeds(axes: "Axes", pair: Pair, y: float) -> None:
+    counts = {routing: len({record.recipe.seed for record in pair[routing]}) for routing in NAMES}
+    seeds = ", ".join(f"{NAMES[routing]} {count}" for routing, count in counts.items())
+    axes.text(0.97, y, f"seeds: {seeds}", ha="right", va="center", fontsize=8, color=GREY, transform=axes.transAxes)
 
 
 def _tests(axes: "Axes", pair: Pair, epoch: int) -> None:
@@ -149,6 +154,7 @@ def iterations(results: Path, out: Path) -> list[Path]:
     epochs = f"{recipe.epochs} epoch{'s' if recipe.epochs > 1 else ''}"
     size = ", on a laptop" if scale(recipe) == "laptop" else ""
     label_axes(left, f"{DATASETS[recipe.dataset]}, {epochs}{size}", "routing iterations", "test error (%)")
+    _say_seeds(left, runs, 0.05)
     about = next(iter(times["vb"].values()))
     what = f"a training step of {about['batch']:.0f} images, on one thread"
     label_axes(right, what, "routing iterations", "processor time (ms)")
