@@ -197,12 +197,16 @@ class ConvNet(nn.Module):
         self.head = nn.Linear(d3, num_classes)
 
     def forward(self, x: Tensor) -> Scores:  # n in_channels height width
+        logits = self.head(self.features(x))
+        return Scores(logits, logits.sigmoid())
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return what the linear classifier reads, the mean of the last filters over positions, ``n d3``."""
         check_images(x, (self.in_channels, *self.image_size))
         x = self.stem(x)
         for conv in (self.conv1, self.conv2, self.conv3):
             x = F.relu(conv(x))
-        logits = self.head(x.mean((2, 3)))
-        return Scores(logits, logits.sigmoid())
+        return x.mean((2, 3))
 
 
 Network = CapsNet | ConvNet  # what a recipe trains

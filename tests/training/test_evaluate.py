@@ -7,9 +7,9 @@ import torch
 from scipy import stats
 
 from vbcaps import Model
+from vbcaps.inference import probabilities
 from vbcaps.training.evaluate import Scorer, evaluate, summary, wilson
 from vbcaps.training.step import WARM_UP
-from vbcaps.weights.model import probabilities
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_batches_of_any_size_give_the_same_scores(net):
     images = tiny.split(23, 0).images
     with torch.no_grad():
         net.eval()
-        expected = probabilities(net, net(VIEW.test(images)))
+        expected = probabilities(net(VIEW.test(images)))
         net.train()
     for batch in (1, 7, 23, 256):
         torch.testing.assert_close(scorer(net, images, batch_size=batch)(), expected, rtol=1e-4, atol=1e-6)
@@ -58,7 +58,7 @@ def test_several_crops_are_averaged(net):
     images = tiny.split(10, 0).images
     net.eval()
     with torch.no_grad():
-        each = [probabilities(net, net(x)) for x in VIEW.crops(images, 5)]
+        each = [probabilities(net(x)) for x in VIEW.crops(images, 5)]
     torch.testing.assert_close(scorer(net, images, crops=5, batch_size=16)(), torch.stack(each).mean(0))
     assert not torch.equal(each[0], each[1])
     with pytest.raises(ValueError, match="crops must be 1, 5 or a square"):
@@ -95,4 +95,4 @@ def test_the_batches_that_warm_a_capture_up_may_pass_the_last(net):
 def test_scores_of_saturated_logits_still_rank():
     net = tiny.recipe(loss_on="logits").net(1, 3)
     out = net.eval()(torch.zeros(1, 1, 20, 20))._replace(logits=torch.tensor([[30.0, 60.0, 31.0]]))
-    assert probabilities(net, out).argmax() == 1
+    assert probabilities(out).argmax() == 1

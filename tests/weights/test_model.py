@@ -6,9 +6,9 @@ import tiny
 import torch
 
 import vbcaps
+from vbcaps.inference import probabilities
 from vbcaps.training.evaluate import Scorer
 from vbcaps.training.files import RunError
-from vbcaps.weights.model import probabilities
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def test_predict_gives_probabilities_of_the_network_in_eval_mode(model):
     assert [module.training for module in (model, model.net, model.net.stem)] == [True, True, False]
     model.eval()
     with torch.no_grad():
-        expected = probabilities(model.net, model(model.view.test(IMAGES)))
+        expected = probabilities(model(model.view.test(IMAGES)))
     torch.testing.assert_close(scores, expected, rtol=1e-4, atol=1e-6)
     assert scores.dtype == torch.float32
     assert not scores.requires_grad

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from vbcaps.data import Split, View
+from vbcaps.inference import evaluating, exact_convolutions, probabilities
 from vbcaps.models import Network
 from vbcaps.training.distributed import ALONE, Group
 from vbcaps.training.step import Graph
-from vbcaps.weights.model import Model, evaluating, exact_convolutions, probabilities
+from vbcaps.weights.model import Model
 
 Z95 = 1.959963984540054  # a standard normal variable lies between -Z95 and Z95 with probability 0.95
 
@@ -61,7 +62,8 @@ def evaluate(model: Model, split: Split, *, crops: int = 1, batch_size: int = 25
         raise ValueError(f"crops must be at least 1, got {crops}")
     split = split.to(next(model.parameters()).device)
     classes = model.classes
-    score = Scorer(model.net, split.images, model.view, len(classes), crops=crops, batch_size=batch_size)
+    parts = model.net, split.images, model.view, len(classes)
+    score = Scorer(*parts, crops=crops, temperature=model.temperature, batch_size=batch_size)
     return summary(score(), split.labels, classes, crops)
 
 
@@ -74,6 +76,7 @@ class Scorer:
         view: how images become the network's input.
         num_classes: the number of classes of the network.
         crops: how many crops to average.
+        temperature: divides the logits.
         batch_size: how many images the network sees at a time.
         stream: scorers that run at the same time need one stream each.
     """
@@ -86,10 +89,12 @@ class Scorer:
         num_classes: int,
         *,
         crops: int = 1,
+        temperature: float = 1.0,
         batch_size: int = 256,
         stream: "torch.cuda.Stream | None" = None,
     ):
         self.net, self.images, self.view, self.crops, self.count = net, images, view, crops, len(images)
+        self.temperature = temperature
         device = images.device
         self.batch = max(1, min(batch_size // crops, self.count))
         self.batches = -(-self.count // self.batch)
@@ -112,7 +117,7 @@ class Scorer:
         images = self.images.index_select(0, index.clamp(max=self.count - 1))  # the last batch is filled up
         x = self.view.crops(images, self.crops)  # k n channel y x
         with exact_convolutions():
-            scores = probabilities(self.net, self.net(x.flatten(0, 1)))
+            scores = probabilities(self.net(x.flatten(0, 1)), self.temperature)
         self.scores.index_copy_(0, index, scores.unflatten(0, x.shape[:2]).mean(0))
         self.at.add_(self.batch)
 

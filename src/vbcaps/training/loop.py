@@ -24,6 +24,7 @@ from vbcaps.training.recipe import Recipe
 from vbcaps.training.recipes import recipe as named_recipe
 from vbcaps.training.runfolder import seed_folders
 from vbcaps.training.runlog import Board, Data, Event, Result, RunLog, check_folder
+from vbcaps.uncertainty.predictive import fit_temperature
 from vbcaps.weights.model import Model
 from vbcaps.weights.transfer import Start
 
@@ -257,8 +258,9 @@ def loop(
         if board is not None:
             board.write(log.rows[-1])
     chosen = log.choose()
+    temperature = temperature_of(learner, data.validation, data.classes) if log.held_out else None
     test, familiar = (scorer(learner, split, data.classes) for split in log.to_test())
-    model = log.finish(chosen, test and test(), familiar and familiar())
+    model = log.finish(chosen, temperature, test and test(), familiar and familiar())
     send(log.event("end", result=model.result))
     return model
 
@@ -291,6 +293,17 @@ def scorer(learner: Learner, split: Split | None, classes: tuple[str, ...]) -> C
         mine = split.take(torch.arange(group.rank, len(split.labels), group.size, device=split.labels.device))
     score = Scorer(learner.weights, mine.images, learner.view, len(classes), stream=learner.stream)
     return lambda: summary(score(), mine.labels, classes, group=group)
+
+
+def temperature_of(learner: Learner, split: Split | None, classes: tuple[str, ...]) -> float | None:
+    """Return the temperature that fits the present weights to held-out images, or None where there are none."""
+    if split is None:
+        return None
+    group = learner.group
+    mine = torch.arange(group.rank, len(split.labels), group.size, device=split.labels.device)
+    found = Scorer(learner.weights, split.images[mine], learner.view, len(classes), stream=learner.stream)()
+    everyones = found.new_zeros(len(split.labels), len(classes)).index_copy_(0, mine, found)
+    return fit_temperature(group.sum(everyones).clamp_min(torch.finfo(found.dtype).tiny).log(), split.labels)
 
 
 def prepare(recipe: Recipe, folder: str | Path | None, device: torch.device, whole: bool = False) -> Data:

@@ -262,11 +262,13 @@ class RunLog:
             self.writer({self.folder / name: content for name, content in files.items()})
         self.saved = time.perf_counter()
 
-    def pack_weights(self, row: dict[str, Any], test: float | None = None) -> bytes:
+    def pack_weights(self, row: dict[str, Any], test: float | None = None, temperature: float | None = None) -> bytes:
         about = dict(
             epoch=row["epoch"], validation_error=row["validation_error"], test_error=test, data=self.data.sum,
             version=vbcaps.__version__, commit=commit(),
         )  # fmt: skip
+        if temperature is not None:
+            about |= dict(temperature=round(temperature, 4))
         if self.began_with is not None:
             about |= dict(began_with=self.began_with)
         return pack_weights(self.learner.weights, self.recipe, self.data.classes, self.data.view, about)
@@ -288,7 +290,14 @@ class RunLog:
         tested = self.recipe.test or not self.recipe.validation
         return (self.data.test, self.data.familiar) if tested else (None, None)
 
-    def finish(self, chosen: str, test: Evaluation | None, familiar: Evaluation | None) -> Model:
+    @property
+    def held_out(self) -> bool:
+        """Return whether the images that chose the weights are held out of training, and no part of the test set."""
+        return self.best is not None and not self.recipe.match
+
+    def finish(
+        self, chosen: str, temperature: float | None, test: Evaluation | None, familiar: Evaluation | None
+    ) -> Model:
         """Write the tested weights and the result; return them as a model."""
         last = self.rows[-1]
         result = Result(
@@ -300,7 +309,7 @@ class RunLog:
             matched=self.matched if self.recipe.match else None, test=test, familiar=familiar,
             weights=self.folder / chosen, source=self.data.source,
         )  # fmt: skip
-        weights = self.pack_weights(self.best or last, None if test is None else test.error)
+        weights = self.pack_weights(self.best or last, None if test is None else test.error, temperature)
         if self.group.writes:
             write(result.weights, weights)
             write_json(self.folder / "result.json", result.to_json())

@@ -1,6 +1,7 @@
 """Weights files: the tensors of a network, with recipe, classes and view in the header, so that the file is enough."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,9 +12,11 @@ from vbcaps.data import View
 from vbcaps.models import Network, current_names
 from vbcaps.training.files import RunError
 from vbcaps.training.recipe import Recipe
+from vbcaps.uncertainty.density import Density, pack_densities, unpack_densities
 from vbcaps.weights.tensors import pack_tensors, unpack_tensors
 
 FORMAT = "vbcaps weights 1"
+DENSITY = "density."  # begins the names of the tensors of densities; all others are the network's
 
 
 class Contents(NamedTuple):
@@ -24,10 +27,18 @@ class Contents(NamedTuple):
     classes: tuple[str, ...]
     view: View
     in_channels: int
-    about: dict[str, Any]  # epoch, validation and test error, checksum of the data, version, commit
+    about: dict[str, Any]  # epoch, validation and test error, temperature, checksum of the data, version, commit
+    densities: dict[str, Density]  # of features, by name; mostly none
 
 
-def pack_weights(net: Network, recipe: Recipe, classes: tuple[str, ...], view: View, about: dict[str, Any]) -> bytes:
+def pack_weights(
+    net: Network,
+    recipe: Recipe,
+    classes: tuple[str, ...],
+    view: View,
+    about: dict[str, Any],
+    densities: Mapping[str, Density] | None = None,
+) -> bytes:
     """Return the bytes of a weights file.
 
     Args:
@@ -36,6 +47,7 @@ def pack_weights(net: Network, recipe: Recipe, classes: tuple[str, ...], view: V
         classes: the names of its classes, in the order of its output.
         view: how images become its input.
         about: any other facts that JSON can hold.
+        densities: of the network's features, by name.
     """
     header = dict(
         format=FORMAT,
@@ -45,7 +57,8 @@ def pack_weights(net: Network, recipe: Recipe, classes: tuple[str, ...], view: V
         in_channels=net.in_channels,
         metadata=about,
     )
-    return pack_tensors(net.state_dict(), header)
+    of_densities = {f"{DENSITY}{name}": x for name, x in pack_densities(densities or {}).items()}
+    return pack_tensors(net.state_dict() | of_densities, header)
 
 
 def unpack_weights(content: bytes, file: str) -> Contents:
@@ -58,7 +71,10 @@ def unpack_weights(content: bytes, file: str) -> Contents:
     try:
         recipe, view = Recipe.from_json(header["recipe"]), View.from_json(header["view"])
         classes = tuple(header["classes"])
-        return Contents(current_names(tensors), recipe, classes, view, header["in_channels"], header["metadata"])
+        of_densities = {name.removeprefix(DENSITY): x for name, x in tensors.items() if name.startswith(DENSITY)}
+        of_net = current_names({name: x for name, x in tensors.items() if not name.startswith(DENSITY)})
+        densities, channels, about = unpack_densities(of_densities), header["in_channels"], header["metadata"]
+        return Contents(of_net, recipe, classes, view, channels, about, densities)
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"{file} has a header that this version ({vbcaps.__version__}) cannot read: {error}") from error
 

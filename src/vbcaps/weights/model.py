@@ -5,8 +5,7 @@ Axes: n image, c class.
 
 import time
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +14,12 @@ from torch import Tensor, nn
 
 import vbcaps
 from vbcaps.data import View
+from vbcaps.inference import evaluating, exact_convolutions, probabilities
 from vbcaps.layers import Capsules
-from vbcaps.models import ConvNet, Network, Scores
+from vbcaps.models import Network, Scores
 from vbcaps.training.files import RunError, write
 from vbcaps.training.recipe import Recipe
+from vbcaps.uncertainty.density import Density
 from vbcaps.weights import find
 from vbcaps.weights.file import Contents, pack_weights, read_weights
 from vbcaps.weights.inputs import read_pixels, side_of
@@ -40,7 +41,8 @@ class Model(nn.Module):
         recipe: how the network is built and was trained.
         classes: the names of its classes, in the order of its output.
         view: how uint8 images become its input.
-        about: other facts: epoch, validation and test error, version, commit.
+        about: other facts: epoch, validation and test error, temperature, version, commit.
+        densities: of the network's features, by name, see ``vbcaps.uncertainty.fit_densities``.
         file: the weights file that the model was read from, if any.
         result: the result of the training, if ``vbcaps.fit`` made the model.
 
@@ -60,13 +62,14 @@ class Model(nn.Module):
         view: View,
         about: dict[str, Any] | None = None,
         *,
+        densities: Mapping[str, Density] | None = None,
         file: Path | None = None,
         result: "Result | None" = None,
     ):
         super().__init__()
         self.net = net
         self.recipe, self.classes, self.view = recipe, tuple(classes), view
-        self.about, self.file, self.result = dict(about or {}), file, result
+        self.about, self.densities, self.file, self.result = dict(about or {}), dict(densities or {}), file, result
         self.sum = checksum(net)  # of the weights to which ``about`` and ``result`` belong
 
     def forward(self, x: Tensor) -> Capsules | Scores:  # n channels height width
@@ -75,7 +78,7 @@ class Model(nn.Module):
 
     @torch.no_grad()
     def predict(self, images: Any, *, batch_size: int = 256, crops: int = 1) -> Tensor:
-        """Return the probability of each class for each image.
+        """Return the probability of each class for each image, the softmax of the logits over ``temperature``.
 
         The method resizes, crops and standardises the images, and runs the network in evaluation mode for this call.
 
@@ -107,7 +110,7 @@ class Model(nn.Module):
 
     def _scores(self, pixels: Tensor, crops: int, dtype: torch.dtype) -> Tensor:
         x = self.view.crops(pixels, crops).to(dtype)  # k n channel y x
-        scores = probabilities(self.net, self.net(x.flatten(0, 1)))
+        scores = probabilities(self.net(x.flatten(0, 1)), self.temperature)
         return scores.unflatten(0, x.shape[:2]).mean(0).float().cpu()
 
     def read(self, images: Any) -> Tensor:
@@ -121,13 +124,20 @@ class Model(nn.Module):
             path: the path of the file. Its folder must exist; an existing file is replaced in one step.
         """
         path = Path(path)
-        about = dict(began_with=dict(weights=self.name), trained="by hand") if self.changed() else self.about
-        write(path, pack_weights(self.net, self.recipe, self.classes, self.view, about))
+        about, densities = self.about, self.densities
+        if self.changed():  # these belong to other weights
+            about, densities = dict(began_with=dict(weights=self.name), trained="by hand"), {}
+        write(path, pack_weights(self.net, self.recipe, self.classes, self.view, about, densities))
         return path
 
     def changed(self) -> bool:
         """Return whether the weights have changed since the model was made: ``about`` then tells of other weights."""
         return checksum(self.net) != self.sum
+
+    @property
+    def temperature(self) -> float:
+        """Return what divides the logits, fitted on images held out of training; 1 if there were none."""
+        return float(self.about.get("temperature", 1.0))
 
     @property
     def num_classes(self) -> int:
@@ -250,32 +260,6 @@ def model_of(
     except (TypeError, ValueError) as error:
         raise RunError(f"{file} has a header that this version ({vbcaps.__version__}) cannot read: {error}") from error
     copy_tensors(net.state_dict(), contents.tensors, str(file))
-    model = Model(net, contents.recipe, contents.classes, contents.view, contents.about, file=file, result=result)
+    parts = contents.recipe, contents.classes, contents.view, contents.about
+    model = Model(net, *parts, densities=contents.densities, file=file, result=result)
     return model.to(device).eval()
-
-
-def probabilities(net: Network, out: Capsules | Scores) -> Tensor:
-    """Return probabilities ``n c`` from the output of a network.
-
-    They are the softmax of the logits if these have a learned scale, else each class's share of the activations.
-    """
-    if isinstance(net, ConvNet) or net.class_caps.scale is not None:
-        return out.logits.softmax(1)
-    return out.activations / out.activations.sum(1, keepdim=True)
-
-
-@contextmanager
-def evaluating(net: nn.Module) -> Iterator[None]:
-    """Put a network into eval mode, and restore the mode of each of its modules afterwards."""
-    modes = [(module, module.training) for module in net.modules()]
-    net.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-
-
-def exact_convolutions() -> Any:
-    """Return a context in which a GPU convolves like a CPU: deterministically, without TF32."""
-    return torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False)

@@ -129,7 +129,8 @@ class Start:
 
 def contents_of(model: "Model") -> Contents:
     """Return the content of a weights file of ``model``."""
-    return Contents(model.net.state_dict(), model.recipe, model.classes, model.view, model.net.in_channels, model.about)
+    channels = model.net.in_channels
+    return Contents(model.net.state_dict(), model.recipe, model.classes, model.view, channels, model.about, {})
 
 
 @torch.no_grad()

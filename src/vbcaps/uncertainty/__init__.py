@@ -1,0 +1,40 @@
+"""What a network knows about its own answers: calibrated probabilities, scores of uncertainty, and their measures."""
+
+from vbcaps.uncertainty.density import Density, fit_density
+from vbcaps.uncertainty.metrics import (
+    Reliability,
+    RiskCoverage,
+    aupr,
+    auroc,
+    brier,
+    ece,
+    fpr95,
+    nll,
+    reliability,
+    risk_coverage,
+)
+from vbcaps.uncertainty.predictive import fit_temperature, mean_field_probabilities, sampled_probabilities
+from vbcaps.uncertainty.scores import Look, fit_densities, look, posterior_scores, scores
+
+__all__ = [
+    "Density",
+    "Look",
+    "Reliability",
+    "RiskCoverage",
+    "aupr",
+    "auroc",
+    "brier",
+    "ece",
+    "fit_densities",
+    "fit_density",
+    "fit_temperature",
+    "fpr95",
+    "look",
+    "mean_field_probabilities",
+    "nll",
+    "posterior_scores",
+    "reliability",
+    "risk_coverage",
+    "sampled_probabilities",
+    "scores",
+]

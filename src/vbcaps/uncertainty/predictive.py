@@ -1,0 +1,126 @@
+r"""Probabilities of classes: a temperature for the logits, and two ways to carry the posterior's uncertainty into them.
+
+The default everywhere is the softmax of the logits over a temperature T, fitted on images that the network was not
+trained on. The posterior's noise in the logits is small beside what T corrects, and costs more passes over the classes:
+docs/uncertainty.md has the comparison.
+
+Axes: n image, c class (a parent type j of the class layer), s sample.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from vbcaps.distributions import LN2PI, expected_log_pi
+from vbcaps.layers import Capsules, ClassCaps
+from vbcaps.routing import Posterior
+from vbcaps.routing.vb import VBRouting, expected_logdet
+
+COOLEST, HOTTEST = 0.02, 50.0  # the range of temperatures
+GRID, ROUNDS = 33, 4  # each round searches a grid, and the next one between the neighbours of its best point
+
+
+def fit_temperature(logits: Tensor, labels: Tensor) -> float:
+    r"""Return the T in [0.02, 50] with the least negative log likelihood of $\operatorname{softmax}(z / T)$.
+
+    Args:
+        logits: of images that the network was not trained on, ``n c``; log probabilities do as well.
+        labels: their classes, ``n`` of int64.
+
+    Example:
+        >>> sure = 3 * torch.eye(2)[[0, 0, 1, 1]]  # of four answers, one is wrong
+        >>> round(fit_temperature(sure, torch.tensor([0, 0, 1, 0])), 2)  # softmax(3 / 2.73) has 3/4 for the answer
+        2.73
+    """
+    if logits.ndim != 2 or labels.shape != logits.shape[:1] or len(labels) == 0:
+        raise ValueError(
+            "a temperature is fitted to logits (n, classes) and labels (n,) of at least one image, got "
+            f"{tuple(logits.shape)} and {tuple(labels.shape)}"
+        )
+    z = logits.detach().double()
+    if bool(z.isnan().any()):
+        raise ValueError("logits must not hold NaN")
+    low, high = math.log(COOLEST), math.log(HOTTEST)
+    for _ in range(ROUNDS):
+        grid = torch.linspace(low, high, GRID, dtype=torch.float64).tolist()
+        losses = [float(torch.nn.functional.cross_entropy(z / math.exp(t), labels)) for t in grid]
+        best = min(range(GRID), key=losses.__getitem__)
+        low, high = grid[max(best - 1, 0)], grid[min(best + 1, GRID - 1)]
+    return math.exp(grid[best])
+
+
+def sampled_probabilities(layer: ClassCaps, out: Capsules, samples: int = 32, temperature: float = 1.0) -> Tensor:
+    r"""Return the mean of the softmax over samples of the class capsules, ``n c``.
+
+    Each sample draws $\pi$ and $\Lambda_j$ from the posterior, and activates the capsules by them in place of their
+    expectations.
+
+    Args:
+        layer: the class layer, in eval mode.
+        out: its output, with the posterior.
+        samples: how many to draw.
+        temperature: divides the logits.
+    """
+    routing, q = _of_vb(layer, out)
+    if samples < 1:
+        raise ValueError(f"samples must be at least 1, got {samples}")
+    alpha = torch._standard_gamma(q.alpha.expand(samples, *q.alpha.shape).contiguous()).clamp_min(1e-30)  # s n c
+    log_pi = alpha.log() - alpha.sum(-1, keepdim=True).log()
+    lnlambda = torch._standard_gamma((q.nu[..., None] / 2).expand(samples, *q.psi.shape).contiguous())
+    lndet = (lnlambda.clamp_min(1e-30).log() + math.log(2.0) + q.psi.log()).sum(-1)
+    gap = _raw(routing, q, log_pi, lndet) - _raw(routing, q, expected_log_pi(q.alpha), expected_logdet(q, "gamma"))
+    return ((out.logits + _gain(layer) * gap) / temperature).softmax(-1).mean(0)
+
+
+def mean_field_probabilities(layer: ClassCaps, out: Capsules, temperature: float = 1.0) -> Tensor:
+    r"""Return $\operatorname{softmax}(z_j / \sqrt{T^2 + \pi s_j^2 / 8})$, ``n c``: the closed form.
+
+    It is the probit approximation of the softmax of a Gaussian logit (MacKay 1992). The variance is that of
+    $\ln \pi_j$ and $\ln|\Lambda_j|$, $\psi'(\alpha_j) - \psi'(\sum_j \alpha_j)$ and $D \psi'(\nu_j / 2)$, through the
+    rule of the activation, linearised at the expectations.
+
+    Args:
+        layer, out, temperature: see `sampled_probabilities`.
+    """
+    routing, q = _of_vb(layer, out)
+    E_ln_pi, E_lndet = expected_log_pi(q.alpha), expected_logdet(q, "gamma")
+    var_ln_pi = torch.polygamma(1, q.alpha) - torch.polygamma(1, q.alpha.sum(-1, keepdim=True))
+    var_lndet = q.m.shape[-1] * torch.polygamma(1, q.nu / 2)
+    if routing.activation == "paper":
+        by_ln_pi = by_lndet = votes_of(q)
+    else:
+        share = E_ln_pi.exp()
+        by_ln_pi, by_lndet = share * _entropy(q, E_lndet), -0.5 * share
+    var = _gain(layer).square() * (by_ln_pi.square() * var_ln_pi + by_lndet.square() * var_lndet)
+    return (out.logits / (temperature**2 + math.pi / 8 * var).sqrt()).softmax(-1)
+
+
+def votes_of(q: Posterior) -> Tensor:
+    r"""Return $r_j = \kappa_j - \kappa_0$, the votes that each parent took."""
+    return (q.kappa - q.prior.kappa0).clamp_min(0)
+
+
+def _raw(routing: VBRouting, q: Posterior, ln_pi: Tensor, lndet: Tensor) -> Tensor:
+    """Return the logit of the activation before BatchNorm, without its offset beta_a."""
+    if routing.activation == "paper":
+        return -(routing.beta_u + ln_pi + lndet) * votes_of(q)
+    return -(ln_pi.exp() * _entropy(q, lndet) + routing.beta_u)
+
+
+def _entropy(q: Posterior, lndet: Tensor) -> Tensor:
+    return 0.5 * (q.m.shape[-1] * (1 + LN2PI) - lndet)
+
+
+def _gain(layer: ClassCaps) -> Tensor:
+    """Return what BatchNorm in eval mode and the learned scale multiply each logit by, ``c``."""
+    gain = (layer.norm_a.running_var + layer.norm_a.eps).rsqrt()
+    return gain if layer.scale is None else gain * layer.scale
+
+
+def _of_vb(layer: ClassCaps, out: Capsules) -> tuple[VBRouting, Posterior]:
+    if not isinstance(layer.routing, VBRouting) or not isinstance(out.posterior, Posterior):
+        raise ValueError("samples of class capsules need VB routing: other routings have no posterior; use the softmax")
+    if out.posterior.full:
+        raise ValueError("samples of class capsules need a diagonal precision, 'gamma' or 'wishart'; got 'full'")
+    return layer.routing, out.posterior

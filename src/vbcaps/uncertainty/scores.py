@@ -1,0 +1,243 @@
+r"""Scores of uncertainty for each image, in one pass. Every score is larger where the image is less familiar.
+
+All networks:
+
+=================  ====================================================================================================
+``max_softmax``    1 - the probability of the answer
+``entropy``        entropy of the probabilities
+``energy``         $-\ln \sum_c e^{z_c}$ of the logits (Liu et al. 2020)
+``density.NAME``   minus the log density of the features NAME, if the model has densities (``fit_densities``)
+=================  ====================================================================================================
+
+VB networks, of the capsule j of the answer:
+
+=================  ====================================================================================================
+``precision``      $-E[\ln|\Lambda_j|]$: the votes lie far apart
+``pose_entropy``   $H[q(\mu_j, \Lambda_j)]$
+``class_entropy``  $H[q(\pi)]$ of the shares of all classes
+``kl``             $-KL[q(\mu_j, \Lambda_j) \,\|\, p(\mu, \Lambda)]$: little was learned about the pose
+``votes``          $-r_j$: few votes went to the answer
+``alpha``          $-\alpha_j / \sum_j \alpha_j$: the expected share of the answer
+``epistemic``      mean over d of $1 / (\kappa_j \nu_j \psi_{jd})$, the variance of the mean $\mu_j$
+``elbo``           minus the evidence lower bound of the class layer, per unit of votes
+=================  ====================================================================================================
+
+Axes: n image, c class, l position, j capsule type, d pose entry, f feature.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vbcaps.inference import evaluating, exact_convolutions
+from vbcaps.layers import Capsules, without_autocast
+from vbcaps.models import CapsNet, ConvNet
+from vbcaps.routing import Mixture, Posterior
+from vbcaps.routing.vb import expected_logdet
+from vbcaps.routing.votes import in_fields
+from vbcaps.uncertainty.density import fit_density
+from vbcaps.uncertainty.predictive import votes_of
+
+if TYPE_CHECKING:
+    from vbcaps.weights.model import Model
+
+LAYERS = ("conv_caps1", "conv_caps2", "class_caps")
+OF_ALL = ("max_softmax", "entropy", "energy")
+OF_POSTERIOR = ("precision", "pose_entropy", "class_entropy", "kl", "votes", "alpha", "epistemic", "elbo")
+
+
+class Look(NamedTuple):
+    """What one pass over images gives.
+
+    Args:
+        logits: ``n c``.
+        scores: of the posterior, by name, ``n`` each; empty for other networks than VB capsules.
+        features: what densities may be fitted to, by name, ``n f`` each.
+    """
+
+    logits: Tensor
+    scores: dict[str, Tensor]
+    features: dict[str, Tensor]
+
+
+def scores(model: "Model", images: Any, *, batch_size: int = 256) -> dict[str, Tensor]:
+    """Return every score of uncertainty that the model has, ``n`` each, on the CPU; larger is less familiar.
+
+    Args:
+        model: a trained network.
+        images: anything that ``model.predict`` takes.
+        batch_size: how many images the network sees at a time.
+
+    Example:
+        >>> import vbcaps
+        >>> from vbcaps.uncertainty import scores
+        >>> found = scores(vbcaps.load("fashion_small"), torch.randint(0, 256, (4, 28, 28), dtype=torch.uint8))
+        >>> found["max_softmax"].shape, "elbo" in found
+        (torch.Size([4]), True)
+    """
+    seen = look(model, images, features=bool(model.densities), batch_size=batch_size)
+    return (
+        of_logits(seen.logits, model.temperature)
+        | seen.scores
+        | {
+            f"density.{name}": -density.log_prob(joined(seen.features, name.split("+"))).float()
+            for name, density in model.densities.items()
+        }
+    )
+
+
+def posterior_scores(model: "Model", images: Any, *, batch_size: int = 256) -> dict[str, Tensor]:
+    """Return the scores of the posterior alone; an error says what to do where the network has none."""
+    needs_posterior(model)
+    return look(model, images, batch_size=batch_size).scores
+
+
+def needs_posterior(model: "Model") -> None:
+    if not isinstance(model.net, CapsNet) or model.recipe.routing != "vb":
+        kind = "a CNN" if isinstance(model.net, ConvNet) else f"routing={model.recipe.routing!r}"
+        raise ValueError(
+            f"scores of the posterior need a capsule network with VB routing, got {kind}: train one with "
+            f"routing='vb', or use {', '.join(OF_ALL)} and densities"
+        )
+
+
+def of_logits(logits: Tensor, temperature: float = 1.0) -> dict[str, Tensor]:
+    """Return the scores of logits ``n c``; the temperature divides them, but for the energy."""
+    log_p = (logits / temperature).log_softmax(1)
+    return dict(
+        max_softmax=1 - log_p.max(1).values.exp(),
+        entropy=-(log_p.exp() * log_p).sum(1),
+        energy=-logits.logsumexp(1),
+    )
+
+
+@torch.no_grad()
+def look(model: "Model", images: Any, *, features: bool = True, batch_size: int = 256) -> Look:
+    """Run the network once over images, and return logits, the posterior's scores, and features.
+
+    Args:
+        model: a trained network.
+        images: anything that ``model.predict`` takes.
+        features: whether to return features, too: they take a posterior of every layer.
+        batch_size: how many images the network sees at a time.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    pixels = model.read(images)
+    weight = next(model.net.parameters())
+    seen = []
+    with evaluating(model), exact_convolutions():
+        for part in pixels.split(batch_size):
+            x = model.view.test(part.to(weight.device)).to(weight.dtype)
+            seen.append(_look_at(model.net, x, features))
+
+    def whole(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        return {name: torch.cat([part[name] for part in parts]).float().cpu() for name in parts[0]}
+
+    logits = torch.cat([one.logits for one in seen]).float().cpu()
+    return Look(logits, whole([one.scores for one in seen]), whole([one.features for one in seen]))
+
+
+def _look_at(net: Any, x: Tensor, features: bool) -> Look:
+    if isinstance(net, ConvNet):
+        pooled = net.features(x)
+        logits = net.head(pooled)
+        return Look(logits, {}, dict(logits=logits, features=pooled) if features else {})
+    found: dict[str, Tensor] = {}
+    caps = net.primary_caps(net.stem(x))
+    for name in LAYERS[:2]:
+        caps = getattr(net, name)(caps, posterior=features)
+        if features:
+            found |= _features(name, caps)
+    children, out = caps, net.class_caps(caps)
+    if features:
+        found |= _features("class_caps", out) | dict(logits=out.logits)
+    of_vb = _posterior_scores(net, children, out) if isinstance(out.posterior, Posterior) else {}
+    return Look(out.logits, of_vb, found)
+
+
+def _features(layer: str, caps: Capsules) -> dict[str, Tensor]:
+    """Return what a layer's routing computed, the mean over positions, ``n f`` each."""
+    q = caps.posterior
+    assert q is not None
+    kinds = dict(m=q.m)
+    if isinstance(q, Mixture):
+        kinds |= dict(precision=-q.var.log())
+    if isinstance(q, Posterior):
+        psi = q.psi.diagonal(dim1=-2, dim2=-1) if q.full else q.psi
+        kinds |= dict(kappa=q.kappa.log()[..., None], precision=(q.nu[..., None] * psi).log())
+    at_least_3 = {kind: x if x.ndim == 4 else x[:, None] for kind, x in kinds.items()}  # n l j d
+    return {f"{layer}.{kind}": x.mean(1).flatten(1).to(caps.poses.dtype) for kind, x in at_least_3.items()}
+
+
+def _posterior_scores(net: CapsNet, children: Capsules, out: Capsules) -> dict[str, Tensor]:
+    q = out.posterior
+    assert isinstance(q, Posterior)
+    answer = out.logits.argmax(1, keepdim=True)
+
+    def of_answer(x: Tensor) -> Tensor:
+        return x.gather(1, answer)[:, 0]
+
+    of_pi, of_pose = q.entropy()
+    psi = q.psi.diagonal(dim1=-2, dim2=-1) if q.full else q.psi
+    lndet = expected_logdet(q, "full" if q.full else "gamma")
+    return dict(
+        precision=-of_answer(lndet.to(q.m.dtype)),
+        pose_entropy=of_answer(of_pose),
+        class_entropy=of_pi,
+        kl=-of_answer(q.kl()[1]),
+        votes=-of_answer(votes_of(q)),
+        alpha=-of_answer(q.alpha / q.alpha.sum(1, keepdim=True)),
+        epistemic=of_answer((1 / (q.kappa[..., None] * q.nu[..., None] * psi)).mean(-1).to(q.m.dtype)),
+        elbo=-_elbo(net, children, q),
+    )
+
+
+def _elbo(net: CapsNet, children: Capsules, q: Posterior) -> Tensor:
+    """Return the evidence lower bound of the class layer, divided by the activation of all children."""
+    with without_autocast(children.activations.device):
+        a, pose, W, fields, coordinates, _ = net.class_caps.children_of(children)
+        a, V = in_fields(a, pose, W, fields, coordinates)
+    return q.elbo(a[:, 0], V[:, 0]).total / a.flatten(1).sum(1).clamp_min(1e-6)
+
+
+def fit_densities(
+    model: "Model",
+    images: Any,
+    labels: Tensor,
+    features: Iterable[str] = (),
+    *,
+    tied: bool = True,
+    batch_size: int = 256,
+) -> None:
+    """Fit densities of the network's features to training images, and keep them in the model.
+
+    From then on ``scores`` has ``density.NAME`` for each, and ``model.save`` writes them.
+
+    Args:
+        model: a trained network.
+        images: training images, anything that ``model.predict`` takes; some thousands are enough.
+        labels: their classes, ``n`` of int64, in the order of ``model.classes``.
+        features: names of ``look(...).features``; several are joined by ``+``. By default ``class_caps.m`` (capsules)
+            or ``features`` (a CNN).
+        tied: one covariance for all classes, else one for each.
+        batch_size: how many images the network sees at a time.
+    """
+    names = list(features) or (["features"] if isinstance(model.net, ConvNet) else ["class_caps.m"])
+    seen = look(model, images, batch_size=batch_size)
+    if len(labels) != len(seen.logits):
+        raise ValueError(f"there are {len(seen.logits)} images and {len(labels)} labels")
+    fitted = {
+        name: fit_density(joined(seen.features, name.split("+")), labels.cpu(), model.num_classes, tied=tied)
+        for name in names
+    }
+    model.densities.update(fitted)
+
+
+def joined(features: dict[str, Tensor], names: Sequence[str]) -> Tensor:
+    """Return some of ``Look.features`` side by side, ``n f``; an unknown name raises an error that lists the known."""
+    if unknown := [name for name in names if name not in features]:
+        raise ValueError(f"this network has no features {', '.join(unknown)}; it has {', '.join(features)}")
+    return torch.cat([features[name] for name in names], 1)

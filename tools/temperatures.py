@@ -1,0 +1,97 @@
+"""Fit a temperature for each network in the package, and write it into the weights file and results/temperatures.csv.
+
+python tools/temperatures.py [NAME...] [--data-folder FOLDER] [--write]
+
+The shipped networks have seen all training images. So the temperature is fitted on one half of the test images and
+judged on the other, and the other way round; both rows are recorded. The weights file gets that of the first half.
+"""
+
+import argparse
+import csv
+from pathlib import Path
+
+import torch
+
+import vbcaps
+from vbcaps.training.environment import commit
+from vbcaps.training.files import write
+from vbcaps.training.loop import prepare
+from vbcaps.uncertainty import brier, ece, fit_temperature, nll
+from vbcaps.weights.file import pack_weights, read_weights
+from vbcaps.weights.find import FOLDER
+
+ROOT = Path(__file__).parents[1]
+TABLE = ROOT / "results" / "temperatures.csv"
+HEAD = (
+    "network", "fitted_on", "judged_on", "images", "temperature", "error", "ece_before", "ece", "adaptive_ece",
+    "nll_before", "nll", "brier_before", "brier", "source", "commit",
+)  # fmt: skip
+
+
+def main(words: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="networks; by default all in the package")
+    parser.add_argument("--data-folder", metavar="FOLDER", help="folder of the datasets")
+    parser.add_argument("--write", action="store_true", help="write weights files and the table, not only print")
+    arguments = parser.parse_args(words)
+    for name in arguments.names or vbcaps.list_models():
+        rows = judge(name, arguments.data_folder)
+        for row in rows:
+            print(*(f"{key}={row[key]}" for key in ("network", "judged_on", "temperature", "ece_before", "ece", "nll")))
+        if arguments.write:
+            put_into(FOLDER / f"{name}.safetensors", float(str(rows[0]["temperature"])))
+            record(TABLE, rows)
+
+
+def judge(name: str, data_folder: str | None) -> list[dict[str, object]]:
+    """Return a row for each half of the test images on which a temperature is fitted."""
+    model = vbcaps.load(name)
+    data = prepare(model.recipe, data_folder, torch.device("cpu"))
+    probabilities = model.predict(data.test.images)
+    logits = probabilities.clamp_min(1e-38).log() * model.temperature  # but for a constant of each image
+    first = torch.randperm(len(logits), generator=torch.Generator().manual_seed(0)) < len(logits) // 2
+    error = float((logits.argmax(1) != data.test.labels).double().mean())
+    if abs(error - model.about["test_error"]) > 2e-3:
+        raise ValueError(
+            f"{name} has {error:.4f} on these test images, and {model.about['test_error']:.4f} was recorded"
+        )
+    rows = []
+    for half, fitted, judged in (("first", first, ~first), ("second", ~first, first)):
+        z, y = logits[judged], data.test.labels[judged]
+        t = round(fit_temperature(logits[fitted], data.test.labels[fitted]), 4)
+        before, after = z.softmax(1), (z / t).softmax(1)
+        measured = dict(
+            temperature=t, error=float((z.argmax(1) != y).double().mean()),
+            ece_before=ece(before, y), ece=ece(after, y), adaptive_ece=ece(after, y, adaptive=True),
+            nll_before=nll(before, y), nll=nll(after, y), brier_before=brier(before, y), brier=brier(after, y),
+        )  # fmt: skip
+        rows.append(
+            dict(network=name, fitted_on=f"{half} half of the test images", judged_on="the other half", images=len(y))
+            | {key: f"{value:.5g}" for key, value in measured.items()}
+            | dict(source=data.source, commit=commit())
+        )
+    return rows
+
+
+def put_into(path: Path, temperature: float) -> None:
+    """Write the temperature into the header of a weights file; its tensors stay the same bits."""
+    kept = read_weights(path)
+    net = vbcaps.load(path).net
+    about = kept.about | dict(temperature=temperature, temperature_from="half of the test images")
+    write(path, pack_weights(net, kept.recipe, kept.classes, kept.view, about, kept.densities))
+
+
+def record(table: Path, rows: list[dict[str, object]]) -> None:
+    """Put rows into the table, in place of those of the same network."""
+    kept: list[dict[str, object]] = []
+    if table.exists():
+        with open(table, newline="") as file:
+            kept = [row for row in csv.DictReader(file) if row["network"] != rows[0]["network"]]
+    with open(table, "w", newline="") as file:
+        writer = csv.DictWriter(file, HEAD, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(sorted([*kept, *rows], key=lambda row: (str(row["network"]), str(row["fitted_on"]))))
+
+
+if __name__ == "__main__":
+    main()
