@@ -119,7 +119,7 @@ def read_measures(results: Path, scale: str = "laptop") -> Measures:
     with open(path, newline="") as file:
         fields = Measure._fields[:-1]
         rows = [
-            Measure(**{field: row[field] for field in fields}, value=float(row["value"]))  # type: ignore[arg-type]
+            Measure(**{field: row[field] for field in fields}, value=float(row["value"]))
             for row in csv.DictReader(file)
         ]
     return Measures(rows, scale)
