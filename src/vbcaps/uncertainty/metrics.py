@@ -157,6 +157,24 @@ def fpr95(familiar: Tensor, strange: Tensor) -> float:
     return float((strange <= passes).double().mean())
 
 
+def surprise(score: Tensor, reference: Tensor) -> Tensor:
+    """Return minus the log of the share of reference images with a score at least as high, ``n``.
+
+    Surprises have one unit whatever the score, so that those of several scores may be added (Fisher's method).
+
+    Args:
+        score: of the images that are judged, ``n``.
+        reference: the same score of familiar images that the network was not trained on.
+
+    Example:
+        >>> surprise(torch.tensor([0.0, 0.35, 9.0]), torch.tensor([0.1, 0.2, 0.3, 0.4]))
+        tensor([-0.0000, 0.9163, 1.6094], dtype=torch.float64)
+    """
+    score, reference = _finite(score, "score"), _finite(reference, "reference")
+    above = len(reference) - torch.searchsorted(reference.sort().values, score)
+    return -((above + 1) / (len(reference) + 1)).log()
+
+
 def _check(probabilities: Tensor, labels: Tensor) -> None:
     if probabilities.ndim != 2 or labels.shape != probabilities.shape[:1] or len(labels) == 0:
         raise ValueError(
