@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from recorded import flags
 from torch import Tensor
 
 import vbcaps
@@ -96,7 +97,9 @@ def main(words: list[str] | None = None) -> None:
     for runs in groups:
         recipes = [read_recipe(run) for run in runs]
         seeds = "+".join(str(recipe.seed) for recipe in recipes)
-        key = dict(recipe=recipes[0].name, viewpoint=recipes[0].viewpoint or "", seeds=seeds)
+        changed = flags(recipes[0], leave_out=("viewpoint", "hold_out", "validation", "test"))
+        name = " ".join(filter(None, [recipes[0].name, changed]))
+        key = dict(recipe=name, viewpoint=recipes[0].viewpoint or "", seeds=seeds)
         if arguments.write and any(all(row[k] == v for k, v in key.items()) for row in read(TABLE)):
             print(f"{', '.join(filter(None, key.values()))}: recorded already")
             continue
