@@ -82,7 +82,11 @@ def scores(model: "Model", images: Any, *, batch_size: int = 256) -> dict[str, T
         >>> found["max_softmax"].shape, "elbo" in found
         (torch.Size([4]), True)
     """
-    seen = look(model, images, features=bool(model.densities), batch_size=batch_size)
+    return scores_of(model, look(model, images, features=bool(model.densities), batch_size=batch_size))
+
+
+def scores_of(model: "Model", seen: Look) -> dict[str, Tensor]:
+    """Return the scores of images that the network has looked at, with features if the model has densities."""
     return (
         of_logits(seen.logits, model.temperature)
         | seen.scores
