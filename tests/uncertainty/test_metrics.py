@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import average_precision_score, brier_score_loss, log_loss, roc_auc_score, roc_curve
 
-from vbcaps.uncertainty import aupr, auroc, brier, ece, fpr95, nll, reliability, risk_coverage
+from vbcaps.uncertainty import aupr, auroc, brier, ece, fpr95, nll, reliability, risk_coverage, surprise
 
 SCORES = st.lists(st.sampled_from([-2.0, -0.5, 0.0, 0.25, 1.0, 3.0]) | st.floats(-3, 3), min_size=1, max_size=40)
 
@@ -111,6 +111,14 @@ def test_risk_coverage_is_a_loop_over_answered_images(rows):
     assert curve.coverage.tolist() == pytest.approx([k / len(rows) for k in range(1, len(rows) + 1)])
     assert curve.area() == pytest.approx(sum(risks) / len(risks))
     assert float(curve.risk[-1]) == pytest.approx(float(wrong.double().mean()))
+
+
+@settings(max_examples=50, deadline=None)
+@given(SCORES, SCORES)
+def test_surprise_counts_the_reference_images_with_as_high_a_score(judged, reference):
+    found = surprise(torch.tensor(judged, dtype=torch.float64), torch.tensor(reference, dtype=torch.float64))
+    shares = [(sum(r >= s for r in reference) + 1) / (len(reference) + 1) for s in judged]
+    assert found.tolist() == pytest.approx([-math.log(share) for share in shares])
 
 
 def test_what_no_measure_can_be_taken_of_is_an_error_that_names_it():
