@@ -108,7 +108,7 @@ def risk_coverage(score: Tensor, wrong: Tensor) -> RiskCoverage:
         >>> curve.risk
         tensor([0.0000, 0.0000, 0.0000, 0.2500], dtype=torch.float64)
     """
-    score, wrong = _finite(score, "score"), wrong.double().flatten()
+    score, wrong = _finite(score, "score"), wrong.double().flatten().cpu()
     if score.shape != wrong.shape:
         raise ValueError(f"score and wrong must be as long as each other, got {len(score)} and {len(wrong)}")
     levels, level_of, counts = score.unique(return_inverse=True, return_counts=True)
@@ -183,6 +183,9 @@ def _check(probabilities: Tensor, labels: Tensor) -> None:
         )
     if not bool(probabilities.isfinite().all()):
         raise ValueError("probabilities must be finite, got NaN or infinity")
+    low, high, classes = int(labels.min()), int(labels.max()), probabilities.shape[1]
+    if low < 0 or high >= classes:
+        raise ValueError(f"labels must lie from 0 to {classes - 1}, got {low} to {high}")
 
 
 def _two(familiar: Tensor, strange: Tensor) -> tuple[Tensor, Tensor]:
