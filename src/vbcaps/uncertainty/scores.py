@@ -98,7 +98,15 @@ def scores_of(model: "Model", seen: Look) -> dict[str, Tensor]:
 
 
 def posterior_scores(model: "Model", images: Any, *, batch_size: int = 256) -> dict[str, Tensor]:
-    """Return the scores of the posterior alone; an error says what to do where the network has none."""
+    """Return the scores of the posterior alone; an error says what to do where the network has none.
+
+    Example:
+        >>> import vbcaps
+        >>> from vbcaps.uncertainty import posterior_scores
+        >>> found = posterior_scores(vbcaps.load("fashion_small"), torch.zeros(2, 28, 28, dtype=torch.uint8))
+        >>> sorted(found)[:3]
+        ['alpha', 'class_entropy', 'elbo']
+    """
     needs_posterior(model)
     return look(model, images, batch_size=batch_size).scores
 
@@ -131,6 +139,12 @@ def look(model: "Model", images: Any, *, features: bool = True, batch_size: int 
         images: anything that ``model.predict`` takes.
         features: whether to return features, too: they take a posterior of every layer.
         batch_size: how many images the network sees at a time.
+
+    Example:
+        >>> import vbcaps
+        >>> seen = look(vbcaps.load("fashion_small"), torch.zeros(2, 28, 28, dtype=torch.uint8))
+        >>> seen.features["class_caps.m"].shape
+        torch.Size([2, 160])
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
@@ -233,6 +247,15 @@ def fit_densities(
             or ``features`` (a CNN).
         tied: one covariance for all classes, else one for each.
         batch_size: how many images the network sees at a time.
+
+    Example:
+        >>> import vbcaps
+        >>> from vbcaps.data import load_dataset
+        >>> from vbcaps.uncertainty import fit_densities, scores
+        >>> model, train = vbcaps.load("fashion_small"), load_dataset("sample").train
+        >>> fit_densities(model, train.images[:500], train.labels[:500])
+        >>> "density.class_caps.m" in scores(model, train.images[:4])
+        True
     """
     names = list(features) or (["features"] if isinstance(model.net, ConvNet) else ["class_caps.m"])
     seen = look(model, images, batch_size=batch_size)
