@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from vbcaps.losses import VAELoss, activation_nll_loss, spread_loss, spread_margin, total_loss, vae_loss
-from vbcaps.models import Reconstruction
+from vbcaps.vae import Reconstruction
 
 
 @pytest.fixture(autouse=True)
