@@ -1,4 +1,5 @@
-"""The command line: ``vbcaps train | eval | predict | recipes | data``. It parses, calls and prints.
+"""The command line: ``vbcaps train | eval | predict | reconstruct | tweak | sample | recipes | data``. It parses, calls
+and prints.
 
 PyTorch takes seconds to import, so each command imports modules that need it only when it runs. `train`, whose flags
 come from the recipe, is a separate program (``vbcaps.cli.train``).
@@ -407,3 +408,6 @@ def known_dataset(name: str) -> str:
             f"there is no dataset {name!r}{nearest(name, FACTS)} (`vbcaps data list`)", param_hint="DATASET"
         )
     return name
+
+
+from vbcaps.cli import vae as _vae  # noqa: E402, F401  (it adds its commands to ``app``)
