@@ -207,8 +207,9 @@ def draw(picture: Callable[[], Path | Sequence[Path]], quiet: bool = False) -> N
 def draw_run(model: "Model", data_folder: Path | None) -> None:
     """Draw the pictures of a finished run beside its other files."""
     from vbcaps.figures.capsules import capsules
+    from vbcaps.figures.vae import reconstructions, samples
     from vbcaps.training.loop import prepare
-    from vbcaps.vae import capsules_of
+    from vbcaps.vae import CapsVAE, capsules_of
 
     result = model.result
     if result is None:
@@ -227,6 +228,9 @@ def draw_run(model: "Model", data_folder: Path | None) -> None:
             k = right[0] if right else 0
             path = result.folder / "capsules.png"
             drawn.append(capsules(model, some.images[k], path, truth=model.classes[labels[k]]))
+        if isinstance(model.net, CapsVAE):
+            drawn.append(reconstructions(model, some.images, result.folder / "reconstructions.png"))
+            drawn.append(samples(model, result.folder / "samples.png"))
         return drawn
 
     draw(pictures_of_run, quiet=True)
