@@ -441,26 +441,28 @@ def _as_cnn(parent: Recipe, arch: tuple[int, ...] = (64, 64, 72, 72)) -> Recipe:
 # --- Capsule-VAE -----------------------------------------------------------------------------------------------------
 
 
-@experiment("Capsule-VAE", "MNIST, Capsule-VAE", parameters=317_382, on_laptop=True, fast_twin=False)
+@experiment("Capsule-VAE", "MNIST, Capsule-VAE", parameters=317_430, on_laptop=True, fast_twin=False)
 def vae_mnist() -> Recipe:
     """Section "Capsule-VAE" on MNIST, of which the paper has no numbers: not in the paper.
 
-    The network is the paper's {64,16,16,16,10}. Nobody has run this recipe; its laptop twin has run.
+    The network is the paper's {64,16,16,16,10}. Nobody has run this recipe; its laptop twin has run. Beside the paper's
+    loss it has three choices of ours, of which docs/vae.md says why: a tenth of the divergence, a learned Psi0, and a
+    larger eta.
     """
     return Recipe(
         name="vae_mnist", dataset="mnist", network="vae", crop=28, standardise="none", loss_on="logits",
-        eta=0.1, beta=0.1, sampling="posterior", batch=64, epochs=60, lr=3e-3, schedule="onecycle", warmup=6.0,
-        ema=0.99,
+        learn=("Psi0",), sampling="posterior", eta=0.2, beta=0.1, batch=64, epochs=60, lr=3e-3, schedule="onecycle",
+        warmup=6.0, ema=0.99,
     )  # fmt: skip
 
 
-@experiment("Capsule-VAE", "Fashion-MNIST, Capsule-VAE", parameters=317_382, on_laptop=True, fast_twin=False)
+@experiment("Capsule-VAE", "Fashion-MNIST, Capsule-VAE", parameters=317_430, on_laptop=True, fast_twin=False)
 def vae_fashion() -> Recipe:
     """The same on Fashion-MNIST: not in the paper."""
     return replace(vae_mnist(), name="vae_fashion", dataset="fashion-mnist")
 
 
-@experiment("Capsule-VAE", "smallNORB, Capsule-VAE", parameters=297_469, on_laptop=True, fast_twin=False)
+@experiment("Capsule-VAE", "smallNORB, Capsule-VAE", parameters=297_517, on_laptop=True, fast_twin=False)
 def vae_smallnorb() -> Recipe:
     """The same on smallNORB, on crops of 32x32 as in Table 1: not in the paper."""
     return replace(vae_mnist(), name="vae_smallnorb", dataset="smallnorb", crop=32, image_size=48)
