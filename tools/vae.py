@@ -4,13 +4,15 @@ python tools/vae.py eta [--etas 0 0.001 0.02 0.3] [--seeds 3] [--epochs 1] [--ba
 python tools/vae.py samples WEIGHTS --reader CNN [--count 1000]
 python tools/vae.py entries WEIGHTS
 python tools/vae.py readout WEIGHTS --cnn CNN
+python tools/vae.py picture WEIGHTS [--picture docs/vae.png]
 
 ``eta`` trains the base for each weight of the VAE loss and each seed, and measures a tenth of the training images, held
 out. ``samples`` has an independent network read samples of every class: the share that it reads as the class asked
 for. ``entries`` moves each pose entry of test images from -2 to 2 of its standard deviations in the class, and measures
 the greatest change of a pixel, and the greatest in one of six steps. ``readout`` fits the viewpoint and the light of
 smallNORB's training images by linear regression, one for each class, on the codes and on the CNN's features, and
-measures R^2 on the test images, which have other toys. WEIGHTS and CNN are what ``vbcaps.load`` takes.
+measures R^2 on the test images, which have other toys. ``picture`` draws the first test image of each class again,
+samples, and the pose entries of the last. WEIGHTS and CNN are what ``vbcaps.load`` takes.
 """
 
 import argparse
@@ -27,7 +29,7 @@ from torch import Tensor
 
 import vbcaps
 from vbcaps.data import Split
-from vbcaps.figures.vae import SPREAD
+from vbcaps.figures.vae import SPREAD, overview
 from vbcaps.models import ConvNet
 from vbcaps.training.environment import environment
 from vbcaps.training.loop import fit, pick_device, prepare
@@ -53,6 +55,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--count", type=int, default=1000, help="samples: of each class")
     parser.add_argument("--images", type=int, default=20, help="entries: test images of each class")
     parser.add_argument("--cnn", help="readout: the CNN beside the Capsule-VAE")
+    parser.add_argument("--picture", type=Path, default=RESULTS.parent / "docs" / "vae.png", help="picture: the file")
     parser.add_argument("--data-folder")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the csv files, to which rows are added")
@@ -137,6 +140,14 @@ def readout(arguments: argparse.Namespace, about: dict[str, Any]) -> None:
         append(arguments.out / "vae_readout.csv", row | about)
 
 
+def picture(arguments: argparse.Namespace, about: dict[str, Any]) -> None:
+    """Draw the picture of docs/vae.md."""
+    model = vbcaps.load(arguments.weights)
+    test = prepare(model.recipe, arguments.data_folder, torch.device("cpu")).test
+    first = [int((test.labels == j).nonzero()[0]) for j in range(model.num_classes)]
+    print(overview(model, test.images[first], arguments.picture))
+
+
 def by_class(split: Split) -> list[tuple[int, Split]]:
     return [(j, split.take(split.labels == j)) for j in split.labels.unique().tolist()]
 
@@ -184,7 +195,7 @@ def append(path: Path, row: dict[str, Any]) -> None:
         table.writerow(row)
 
 
-MEASURES = dict(eta=eta, samples=samples, entries=entries, readout=readout)
+MEASURES = dict(eta=eta, samples=samples, entries=entries, readout=readout, picture=picture)
 
 if __name__ == "__main__":
     main()

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 import vbcaps
-from vbcaps.figures.vae import SPREAD, deviations_of, entries, reconstructions, samples
+from vbcaps.figures.vae import SPREAD, deviations_of, entries, overview, reconstructions, samples
 
 IMAGES = tiny.split(5, 0).images
 
@@ -68,3 +68,12 @@ def test_each_entry_has_a_row_of_steps(model, sheets, tmp_path):
     assert sheets[1].shape == (20, 41)
     by_hand = model.tweak(IMAGES[0], 3, [1.0], label="top")
     np.testing.assert_allclose(tile(sheets[1], 0, 1), by_hand[0, 0], atol=1e-6)
+
+
+def test_the_overview_has_the_three_pictures(model, sheets, tmp_path):
+    overview(model, IMAGES, tmp_path / "o.png", seed=4)
+    of_images, of_samples, of_entries = sheets
+    np.testing.assert_allclose(tile(of_images, 1, 3), model.reconstruct(IMAGES)[3, 0], atol=1e-4)
+    np.testing.assert_allclose(tile(of_samples, 1, 2), model.sample(1, 5, seed=5)[2, 0], atol=1e-6)
+    by_hand = model.tweak(IMAGES[4], 0, [SPREAD[0] * deviations_of(model, IMAGES[4])[0]])
+    np.testing.assert_allclose(tile(of_entries, 0, 0), by_hand[0, 0], atol=1e-5)

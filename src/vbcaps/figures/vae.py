@@ -99,8 +99,49 @@ def deviations_of(model: "Model", image: Any, label: int | str | None = None) ->
     return [float(sd) for sd in vae.code_root[j].norm(dim=1)]
 
 
+def overview(model: "Model", images: Any, path: Path, seed: int = 0) -> Path:
+    """Draw reconstructions, samples, and the effect of each pose entry on the last image, in one picture.
+
+    Args:
+        model: a trained Capsule-VAE.
+        images: whatever ``model.predict`` takes, some ten of them.
+        path: the PNG file to write.
+        seed: seed of the samples, see `samples`.
+    """
+    pixels = model.read(images)
+    pairs = [model.view.test(pixels).clamp(0, 1), model.reconstruct(pixels)]
+    drawn = [model.sample(j, len(pixels), seed=seed + j) for j in range(model.num_classes)]
+    moved = [
+        model.tweak(pixels[-1:], d, [k * deviation for k in SPREAD])
+        for d, deviation in enumerate(deviations_of(model, pixels[-1:]))
+    ]
+    figure = new_figure(9.0, 6.4)
+    grid = figure.add_gridspec(2, 2, height_ratios=[len(pairs), len(drawn)], width_ratios=[1.15, 1])
+    parts = (
+        (grid[0, 0], pairs, ["image", "decoded"], "reconstructions"),
+        (grid[1, 0], drawn, model.classes, "samples of each class"),
+        (grid[:, 1], moved, [f"entry {d}" for d in range(len(moved))], "one pose entry moved, by -2 to 2 sd"),
+    )
+    for place, rows, names, title in parts:
+        axes = figure.add_subplot(place)
+        _show(axes, rows, len(rows[0]))
+        _name_rows(axes, names, rows)
+        axes.set_title(title, fontsize=9, color=GREY)
+    return save(figure, Path(path))
+
+
 def _draw(rows: Sequence[Tensor], columns: int, least: float = 0.0) -> "Axes":
-    """Draw rows of images ``n c y x`` with values from 0 to 1 in one pair of axes, with thin gaps between images."""
+    """Draw rows of images ``n c y x`` with values from 0 to 1 in a figure of their own."""
+    height, width = picture_of(rows[0][0].numpy()).shape[:2]
+    side = max(0.55, 3.0 / max(columns, 4))
+    figure = new_figure(max(side * columns * width / height, least) + 0.9, side * len(rows) + 0.4)
+    axes = figure.subplots()
+    _show(axes, rows, columns)
+    return axes
+
+
+def _show(axes: "Axes", rows: Sequence[Tensor], columns: int) -> None:
+    """Draw rows of images in one pair of axes, with thin gaps between images."""
     tiles = [[picture_of(image.numpy()) for image in row] for row in rows]
     height, width = tiles[0][0].shape[:2]
     colours = tiles[0][0].shape[2:]
@@ -109,14 +150,10 @@ def _draw(rows: Sequence[Tensor], columns: int, least: float = 0.0) -> "Axes":
         for k, tile in enumerate(row):
             y, x = r * (height + 1), k * (width + 1)
             sheet[y : y + height, x : x + width] = tile
-    side = max(0.55, 3.0 / max(columns, 4))
-    figure = new_figure(max(side * columns * width / height, least) + 0.9, side * len(rows) + 0.4)
-    axes = figure.subplots()
     axes.imshow(sheet, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     axes.set_xticks([])
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
-    return axes
 
 
 def _name_rows(axes: "Axes", names: Sequence[str], rows: Sequence[Tensor]) -> None:
