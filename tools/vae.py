@@ -8,7 +8,7 @@ python tools/vae.py picture WEIGHTS [--picture docs/vae.png]
 
 ``eta`` trains the base for each weight of the VAE loss and each seed, and measures a tenth of the training images, held
 out. ``samples`` has an independent network read samples of every class: the share that it reads as the class asked
-for. ``entries`` moves each pose entry of test images from -2 to 2 of its standard deviations in the class, and measures
+for. ``entries`` moves each pose entry of test images from -3 to 3 of its standard deviations in the class, and measures
 the greatest change of a pixel, and the greatest in one of six steps. ``readout`` fits the viewpoint and the light of
 smallNORB's training images by linear regression, one for each class, on the codes and on the CNN's features, and
 measures R^2 on the test images, which have other toys. ``picture`` draws the first test image of each class again,

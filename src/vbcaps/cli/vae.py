@@ -63,7 +63,7 @@ def tweak(
         str | None,
         typer.Option(
             metavar="NUMBER,...",
-            help="numbers added to an entry; else from -2 to 2 of its standard deviations in training images",
+            help="numbers added to an entry; else from -3 to 3 of its standard deviations in training images",
         ),
     ] = None,
     label: Annotated[

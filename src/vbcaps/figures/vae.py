@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from vbcaps.weights.model import Model
 
-SPREAD = (-2.0, -1.33, -0.67, 0.0, 0.67, 1.33, 2.0)  # standard deviations by which an entry is moved
+SPREAD = (-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0)  # standard deviations by which an entry is moved
 MOST = 20  # images in a row of reconstructions
 
 
@@ -120,7 +120,7 @@ def overview(model: "Model", images: Any, path: Path, seed: int = 0) -> Path:
     parts = (
         (grid[0, 0], pairs, ["image", "decoded"], "reconstructions"),
         (grid[1, 0], drawn, model.classes, "samples of each class"),
-        (grid[:, 1], moved, [f"entry {d}" for d in range(len(moved))], "one pose entry moved, by -2 to 2 sd"),
+        (grid[:, 1], moved, [f"entry {d}" for d in range(len(moved))], "one pose entry moved, by -3 to 3 sd"),
     )
     for place, rows, names, title in parts:
         axes = figure.add_subplot(place)
