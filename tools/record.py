@@ -20,7 +20,10 @@ from vbcaps.weights.file import read_weights
 
 ROOT = Path(__file__).parents[1]
 RESULTS, WEIGHTS = ROOT / "results", ROOT / "src" / "vbcaps" / "weights"
-FILES = ("recipe.json", "environment.json", "metrics.csv", "result.json", "crops*.json")
+FILES = (
+    "recipe.json", "environment.json", "metrics.csv", "result.json", "crops*.json",
+    "failed.json", "votes.npz",  # of a series
+)  # fmt: skip
 
 
 def main(words: list[str] | None = None, results: Path = RESULTS, weights: Path = WEIGHTS) -> None:

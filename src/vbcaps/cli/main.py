@@ -1,5 +1,6 @@
-"""The command line: ``vbcaps train | eval | predict | reconstruct | tweak | sample | recipes | data``. It parses, calls
-and prints.
+"""The command line. It parses, calls and prints.
+
+``vbcaps train | eval | predict | reconstruct | tweak | sample | recipes | data | figures``.
 
 PyTorch takes seconds to import, so each command imports modules that need it only when it runs. `train`, whose flags
 come from the recipe, is a separate program (``vbcaps.cli.train``).
@@ -19,6 +20,7 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from vbcaps.cli.figures import figures
 from vbcaps.cli.help import Command, Group
 from vbcaps.cli.report import complain, console, draw, percent, say, say_evaluation, table
 from vbcaps.cli.runs import newest_run
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 app = typer.Typer(cls=Group, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 data_app = typer.Typer(cls=Group, no_args_is_help=True, help="List, fetch and check datasets.")
 app.add_typer(data_app, name="data")
+app.command("figures", cls=Command)(figures)
 
 DRAWN = 60  # images in the picture of `predict`
 

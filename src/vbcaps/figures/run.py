@@ -52,8 +52,8 @@ def curves(folders: Sequence[Path], path: Path) -> Path:
                 new = label if column not in named else None
                 axes.plot(epochs, values * scale, color=colour, lw=1.4, marker="o", ms=2.5, label=new)
                 named.add(column)
-    _label(loss_axes, "loss", "epoch", "")
-    _label(error_axes, "error", "epoch", "%")
+    label_axes(loss_axes, "loss", "epoch", "")
+    label_axes(error_axes, "error", "epoch", "%")
     for axes, columns in ((loss_axes, {"loss"}), (error_axes, {"train_error", "validation_error"})):
         if not named & columns:
             _say(axes, "nothing was recorded")
@@ -82,7 +82,7 @@ def confusion(evaluation: dict[str, Any], path: Path) -> Path:
         for row, column in np.argwhere(counts > 0):
             colour = "white" if share[row, column] > 0.5 else GREY
             axes.text(column, row, counts[row, column], ha="center", va="center", color=colour, fontsize=8)
-    _label(axes, f"{100 * evaluation['error']:.2f}% error on {counts.sum()} images", "predicted", "true class")
+    label_axes(axes, f"{100 * evaluation['error']:.2f}% error on {counts.sum()} images", "predicted", "true class")
     axes.grid(False)
     axes.tick_params(length=0)
     return save(figure, path)
@@ -136,7 +136,7 @@ def new_figure(width: float, height: float) -> "Figure":
     return figure
 
 
-def _label(axes: "Axes", title: str, x: str, y: str) -> None:
+def label_axes(axes: "Axes", title: str, x: str, y: str) -> None:
     axes.set_title(title, fontsize=11, color=GREY, loc="left")
     axes.set_xlabel(x, color=GREY)
     axes.set_ylabel(y, color=GREY)

@@ -14,7 +14,15 @@ from torch.nn.parallel import DistributedDataParallel
 from vbcaps.data import Split, View
 from vbcaps.data.augment import mixup
 from vbcaps.layers import Capsules
-from vbcaps.losses import VAELoss, activation_nll_loss, spread_loss, spread_margin, total_loss, vae_loss
+from vbcaps.losses import (
+    VAELoss,
+    activation_nll_loss,
+    evidence_loss,
+    spread_loss,
+    spread_margin,
+    total_loss,
+    vae_loss,
+)
 from vbcaps.models import Scores
 from vbcaps.training.distributed import ALONE, Group, synchronise
 from vbcaps.training.muon import Muon, is_map
@@ -192,6 +200,9 @@ class Learner:
     def loss(self, out: Capsules | Scores | Reconstruction, x: Tensor, y: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return the loss of images ``x`` with targets ``y``, and the parts of a VAE's loss."""
         classification = self.classification(out, y)
+        if self.recipe.evidence:
+            assert not isinstance(out, Scores)
+            classification = classification + self.recipe.evidence * evidence_loss(out.posterior, y)
         if not isinstance(out, Reconstruction):
             return classification, ()
         of_vae: VAELoss = vae_loss(x, out, beta=self.rate[0, 3])

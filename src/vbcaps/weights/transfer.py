@@ -25,16 +25,8 @@ if TYPE_CHECKING:
 CLASS_LAYERS = ("class_caps.", "head.", "net.class_caps.", "decoder.deconv1.", "code_")
 PAINTERS = ("decoder.deconv5.",)  # layers of a CapsVAE that write the channels of an image
 SCALES = ("class_caps.scale", "net.class_caps.scale")
-SHAPE = (
-    "network",
-    "arch",
-    "stem",
-    "routing",
-    "norm_pose",
-    "precision",
-    "learn",
-    "decoder",
-)  # fields that decide what is learned
+# The fields of a recipe that decide what is learned.
+SHAPE = ("network", "arch", "stem", "routing", "norm_pose", "norm_logit", "precision", "learn", "decoder")
 
 
 def class_names(old: tuple[str, ...], num_classes: int | None, classes: Sequence[str] | None) -> tuple[str, ...]:

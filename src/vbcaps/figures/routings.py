@@ -1,0 +1,214 @@
+"""VB routing beside EM routing in the same network: the error by epoch (the paper's Figure 3), and by iterations.
+
+VB is solid and blue, EM is dashed and orange, also where only the greys are left.
+"""
+
+import csv
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vbcaps.figures.records import (
+    MissingRecords,
+    Record,
+    errors_of,
+    missing,
+    of_today,
+    read_records,
+    scale,
+    settings,
+    shared,
+)
+from vbcaps.figures.run import BLUE, GREY, ORANGE, label_axes, new_figure, save
+from vbcaps.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+DATASETS = {"smallnorb": "smallNORB", "fashion-mnist": "Fashion-MNIST", "svhn": "SVHN", "cifar10": "CIFAR-10"}
+NAMES = {"vb": "VB", "em": "EM"}
+STYLES: dict[str, dict[str, Any]] = dict(
+    vb=dict(color=BLUE, linestyle="-", marker="o"), em=dict(color=ORANGE, linestyle="--", marker="s")
+)
+Pair = dict[str, list[Record]]  # the runs of VB and of EM with the same settings
+WHAT = {"validation_error": "validation error (%)", "train_error": "training error (%)"}
+
+
+# --- by epoch --------------------------------------------------------------------------------------------------------
+
+
+def curves(results: Path, out: Path) -> list[Path]:
+    """Draw the error of VB and EM by epoch on the four datasets: a row for laptop recipes, one for those of GPUs.
+
+    The line is the mean over seeds, the band goes from the least to the greatest. Where the runs held no images out,
+    the row shows the error on their training images, which are changed at random, and the test error at the end.
+    """
+    pairs = pairs_by_dataset(read_records(results))
+    scales = [one for one in ("laptop", "full") if any(where == one for where, _ in pairs)]
+    figure = new_figure(12.0, 0.4 + 2.75 * len(scales))
+    grid = figure.subplots(len(scales), len(DATASETS), squeeze=False)
+    for row, size in zip(grid, scales, strict=True):
+        for axes, (dataset, name) in zip(row, DATASETS.items(), strict=True):
+            pair = pairs.get((size, dataset))
+            if pair is None:
+                axes.axis("off")
+                axes.text(0.5, 0.5, f"{name}: not run yet", ha="center", color=GREY, transform=axes.transAxes)
+                continue
+            _panel(axes, pair, f"{name}, {'on a laptop' if size == 'laptop' else 'on a GPU'}")
+            if axes is not row[0] and axes.get_ylabel() == row[0].get_ylabel():
+                axes.set_ylabel("")
+    first = next(axes for axes in grid.flat if axes.lines)
+    handles = [line for line in first.lines if line.get_label() in NAMES.values()]
+    handles += [line for axes in grid.flat for line in axes.lines if str(line.get_label()).startswith("test")][:2]
+    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), frameon=False, fontsize=10)
+    return [save(figure, out / "curves.png")]
+
+
+def pairs_by_dataset(records: Iterable[Record]) -> dict[tuple[str, str], Pair]:
+    """Return the runs of VB and EM for each scale and dataset.
+
+    Their settings must be the same but for the routing. Where several settings have runs of both, recipes of today come
+    first, then the longest training, then the latest folder.
+    """
+    records = list(records)
+    chosen: dict[tuple[str, str], Pair] = {}
+    for pair in sorted(pairs(record for record in records if record.metrics), key=lambda pair: rank(pair, records)):
+        recipe = pair["vb"][0].recipe
+        chosen[scale(recipe), recipe.dataset] = pair
+    if not chosen:
+        raise MissingRecords(missing("curves"))
+    return chosen
+
+
+def classifies(recipe: Recipe) -> bool:
+    """Return whether a recipe is one of VB or EM for Table 1: no own images, no novel viewpoints."""
+    plain = recipe.data is None and recipe.viewpoint is None and recipe.dataset in DATASETS
+    return plain and recipe.network == "caps" and recipe.routing in NAMES
+
+
+def pairs(records: Iterable[Record], *free: str) -> list[Pair]:
+    """Return finished runs of VB and EM whose settings differ in the routing, its own fields and ``free`` alone."""
+    by_settings: dict[Recipe, list[Record]] = {}
+    for record in records:
+        if classifies(record.recipe) and record.result is not None:
+            by_settings.setdefault(settings(record.recipe, *free), []).append(record)
+    vb, em = ([key for key in by_settings if key.routing == routing] for routing in NAMES)
+    same = ((one, other) for one in vb for other in em if shared(one) == shared(other))
+    return [dict(vb=by_settings[one], em=by_settings[other]) for one, other in same]
+
+
+def rank(pair: Pair, records: Sequence[Record]) -> tuple[int, int, int]:
+    today = sum(of_today(some[0].recipe) for some in pair.values())
+    return today, pair["vb"][0].recipe.epochs, records.index(pair["vb"][-1])
+
+
+def _panel(axes: "Axes", pair: Pair, title: str) -> None:
+    held_out = all(record.curve("validation_error") for some in pair.values() for record in some)
+    column = "validation_error" if held_out else "train_error"
+    longest = 0
+    for routing in NAMES:
+        band = spread_by_key([record.curve(column) for record in pair[routing]])
+        draw_band(axes, band, routing, marks=len(band) <= 20)
+        longest = max(longest, *band)
+    label_axes(axes, title, "epoch", WHAT[column])
+    axes.locator_params(axis="x", integer=True)
+    if column == "train_error":
+        _tests(axes, pair, longest)
+    _say_seeds(axes, pair, 0.95)
+
+
+def _say_seeds(axes: "Axes", pair: Pair, y: float) -> None:
+    counts = {routing: len({record.recipe.seed for record in pair[routing]}) for routing in NAMES}
+    seeds = ", ".join(f"{NAMES[routing]} {count}" for routing, count in counts.items())
+    axes.text(0.97, y, f"seeds: {seeds}", ha="right", va="center", fontsize=8, color=GREY, transform=axes.transAxes)
+
+
+def _tests(axes: "Axes", pair: Pair, epoch: int) -> None:
+    """Draw the test errors at the right edge, and use a logarithmic scale, on which the end of training is seen."""
+    for k, routing in enumerate(NAMES):
+        errors = errors_of(pair[routing])
+        style = STYLES[routing] | dict(linestyle="none", ms=5, markeredgecolor="white", mew=0.6, zorder=5)
+        label = f"test error at the end, {NAMES[routing]}"
+        axes.plot([epoch * (1.04 + 0.05 * k)] * len(errors), errors, label=label, **style)
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100) if low < tick < high]
+    axes.set_yticks(ticks, [str(tick) for tick in ticks])
+    axes.set_yticks([], minor=True)
+
+
+# --- by iterations ---------------------------------------------------------------------------------------------------
+
+
+def iterations(results: Path, out: Path) -> list[Path]:
+    """Draw the test error and the time of a training step for 1 to 5 routing iterations, VB and EM."""
+    runs, times = runs_by_iterations(read_records(results)), step_times(results)
+    figure = new_figure(8.4, 3.4)
+    left, right = figure.subplots(1, 2)
+    recipe = runs["vb"][0].recipe
+    for routing in NAMES:
+        draw_band(left, spread_by_key([{one.recipe.iters: one.error() or 0.0} for one in runs[routing]]), routing)
+        rows = times[routing]
+        draw_band(right, {iters: (row["ms"], row["low"], row["high"]) for iters, row in rows.items()}, routing)
+    epochs = f"{recipe.epochs} epoch{'s' if recipe.epochs > 1 else ''}"
+    size = ", on a laptop" if scale(recipe) == "laptop" else ""
+    label_axes(left, f"{DATASETS[recipe.dataset]}, {epochs}{size}", "routing iterations", "test error (%)")
+    _say_seeds(left, runs, 0.05)
+    about = next(iter(times["vb"].values()))
+    what = f"a training step of {about['batch']:.0f} images, on one thread"
+    label_axes(right, what, "routing iterations", "processor time (ms)")
+    right.set_ylim(bottom=0)
+    for axes in (left, right):
+        axes.set_xticks(sorted({*times["vb"], *(one.recipe.iters for one in runs["vb"])}))
+        axes.legend(frameon=False)
+    return [save(figure, out / "iterations.png")]
+
+
+def runs_by_iterations(records: Iterable[Record]) -> Pair:
+    """Return the tested runs of VB and EM, of the settings that have the most different iterations."""
+    tested = [one for one in records if one.recipe.dataset == "fashion-mnist" and one.error() is not None]
+
+    def least(pair: Pair) -> int:
+        return min(len({record.recipe.iters for record in some}) for some in pair.values())
+
+    best = max(pairs(tested, "iters"), key=least, default=None)
+    if best is None or least(best) < 2:
+        raise MissingRecords(missing("iterations"))
+    return best
+
+
+def step_times(results: Path) -> dict[str, dict[int, dict[str, Any]]]:
+    """Return the rows of ``step_times.csv`` by routing and iterations."""
+    path = results / "step_times.csv"
+    if not path.exists():
+        raise MissingRecords(f"there is no {path}: `python tools/step_times.py` makes it")
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    numbers = ("ms", "low", "high", "batch")
+    times: dict[str, dict[int, dict[str, Any]]] = {routing: {} for routing in NAMES}
+    for row in rows:
+        times[row["routing"]][int(row["iters"])] = row | {k: float(row[k]) for k in numbers}
+    return times
+
+
+# --- lines with bands ------------------------------------------------------------------------------------------------
+
+Band = dict[int, tuple[float, float, float]]  # mean, least and greatest by epoch or by iterations
+
+
+def spread_by_key(runs: Sequence[Mapping[int, float]]) -> Band:
+    """Return mean, least and greatest of the runs at each epoch (or number of iterations) that any of them has."""
+    by_key: dict[int, list[float]] = {}
+    for run in runs:
+        for key, value in run.items():
+            by_key.setdefault(key, []).append(value)
+    return {key: (statistics.mean(by_key[key]), min(by_key[key]), max(by_key[key])) for key in sorted(by_key)}
+
+
+def draw_band(axes: "Axes", band: Band, routing: str, marks: bool = True) -> None:
+    """Draw the mean as a line, and shade from the least to the greatest."""
+    mean, low, high = zip(*band.values(), strict=True)
+    style = STYLES[routing] | ({} if marks else dict(marker="none"))
+    axes.fill_between(list(band), low, high, color=style["color"], alpha=0.18, lw=0)
+    axes.plot(list(band), mean, lw=1.6, ms=4.5, label=NAMES[routing], **style)

@@ -1,0 +1,252 @@
+"""A series: which runs it has, that none is made twice, that it goes on after a stop or a failure, what is recorded."""
+
+import dataclasses
+import importlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tiny
+import torch
+
+from vbcaps.models import CapsNet
+from vbcaps.training import loop
+from vbcaps.training.files import lock
+from vbcaps.training.learner import NonFinite
+from vbcaps.training.runfolder import read_recipe
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tools"))  # as for `python tools/series.py`
+series, recorded, votes = (importlib.import_module(name) for name in ("series", "recorded", "votes"))
+
+SMALL = {k: v for k, v in dataclasses.asdict(tiny.recipe(epochs=2)).items() if k not in ("name", "seed")}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Make a series of two settings of a tiny recipe; return what is printed."""
+    monkeypatch.setattr("vbcaps.training.environment.commit", lambda: "abc1234")
+    settings = [("default", SMALL | dict(lr=lr)) for lr in (0.01, 0.02)]
+    monkeypatch.setattr(series, "SERIES", dict(pair=lambda scale: settings, votes=lambda scale: settings[:1]))
+    monkeypatch.setattr(series.Job, "folder", property(lambda job: f"lr{job.fields['lr']}-seed{job.seed}"))
+
+    def go(*words, name="pair"):
+        with tiny.in_place_of_data():
+            series.main([name, "--out", str(tmp_path / "runs"), *words], tmp_path / "results")
+        return capsys.readouterr().out.splitlines()
+
+    return go
+
+
+@pytest.fixture
+def fits(monkeypatch):
+    """The folders that ``fit`` was called for, in order."""
+    seen, fit = [], loop.fit
+
+    def noted(one, folder, **options):
+        seen.append(folder.name)
+        return fit(one, folder, **options)
+
+    monkeypatch.setattr(loop, "fit", noted)
+    return seen
+
+
+# --- what a series has -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", series.SCALES)
+def test_recipes_of_a_series_are_there_and_differ(scale):
+    for name in series.SERIES:
+        recipes = [series.key(job.recipe) for job in series.jobs(name, scale, 2)]
+        assert len(set(recipes)) == len(recipes), name
+        assert len({job.folder for job in series.jobs(name, scale, 2)}) == len(recipes)
+
+
+def test_priors_are_the_papers_16_settings_and_the_learned_one():
+    learned, *grid = [job.recipe for job in series.jobs("priors", "laptop", 1)]
+    assert learned.learn == ("alpha0",)
+    assert {(one.alpha0, one.psi0) for one in grid} == {(a, p) for a in (0.01, 0.1, 1, 10) for p in (0.01, 0.1, 1, 10)}
+    assert len(grid) == 16
+    assert not any(one.learn for one in grid)
+    assert {one.dataset for one in [learned, *grid]} == {"fashion-mnist"}
+
+
+def test_iterations_are_1_to_5_of_vb_and_em():
+    found = {(one.routing, one.iters) for one in (job.recipe for job in series.jobs("iterations", "laptop", 1))}
+    assert found == {(routing, iters) for routing in ("vb", "em") for iters in (1, 2, 3, 4, 5)}
+
+
+@pytest.mark.parametrize("scale", series.SCALES)
+def test_curves_compare_vb_and_em_alike_and_validate(scale):
+    recipes = [job.recipe for job in series.jobs("curves", scale, 1)]
+    assert all(one.validation > 0 and one.test for one in recipes)
+    assert {(one.dataset, one.routing) for one in recipes} == {
+        (dataset, routing) for dataset in ("smallnorb", "fashion-mnist", "svhn", "cifar10") for routing in ("vb", "em")
+    }
+
+
+def test_all_of_seed_0_comes_first():
+    assert [job.seed for job in series.jobs("votes", "laptop", 3)] == [0, 1, 2]
+    seeds = [job.seed for job in series.jobs("priors", "laptop", 2)]
+    assert seeds == [0] * 17 + [1] * 17
+
+
+def test_a_folder_has_the_fields_that_differ_in_its_name():
+    assert series.Job("fashion_fast", dict(alpha0=0.1, learn=("alpha0",)), 2).folder == (
+        "fashion_fast-alpha0=0.1-learn=alpha0-seed2"
+    )
+
+
+def test_an_unknown_series_suggests_the_nearest():
+    with pytest.raises(SystemExit, match="no series 'prior'; did you mean 'priors'"):
+        series.main(["prior"])
+
+
+# --- making ----------------------------------------------------------------------------------------------------------
+
+
+def test_runs_are_made_once(run, fits, tmp_path):
+    assert "to be made" in run("--list", "--seeds", "1")[0]
+    first = run("--seeds", "1")
+    assert fits == ["lr0.01-seed0", "lr0.02-seed0"]
+    assert all("% test error" in line for line in first)
+    assert first[1].startswith("2/2  lr0.02-seed0")
+    again = run("--seeds", "2")
+    assert fits[2:] == ["lr0.01-seed1", "lr0.02-seed1"]
+    assert "made in" in again[0]
+    assert "made in" not in again[2]
+    assert read_recipe(tmp_path / "runs/series/pair/lr0.02-seed1").lr == 0.02
+
+
+def test_a_recorded_run_of_another_series_and_name_is_not_made_again(run, fits, tmp_path):
+    run("--seeds", "1")
+    elsewhere = tmp_path / "results" / "series" / "other" / "same"
+    elsewhere.parent.mkdir(parents=True)
+    (tmp_path / "runs/series/pair/lr0.01-seed0").rename(elsewhere)
+    fields = json.loads((elsewhere / "recipe.json").read_text())
+    (elsewhere / "recipe.json").write_text(json.dumps(fields | dict(name="default_twin")))
+    assert "recorded in series/other/same" in run("--seeds", "1")[0]
+    assert len(fits) == 2
+
+
+def test_a_stopped_series_goes_on_where_it_was(run, fits, monkeypatch, tmp_path):
+    def stop(event):
+        if event.kind == "step" and event.epoch == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    watch = series.with_watcher
+    monkeypatch.setattr(series, "with_watcher", lambda *_: dict(on_event=stop))
+    with pytest.raises(SystemExit) as stopped:
+        run("--seeds", "1")
+    assert stopped.value.code == 130
+    assert fits == ["lr0.01-seed0"]
+    monkeypatch.setattr(series, "with_watcher", watch)
+    assert "begun" in run("--list", "--seeds", "1")[0]
+    assert "test error" in run("--seeds", "1")[0]
+    environment = json.loads((tmp_path / "runs/series/pair/lr0.01-seed0/environment.json").read_text())
+    assert "resumed" in environment  # it did not begin again
+
+
+def test_a_run_that_is_not_finite_is_written_down_and_the_series_goes_on(run, fits, monkeypatch, tmp_path):
+    fit = loop.fit
+
+    def fail(one, folder, **options):
+        if one.lr == 0.01:
+            folder.mkdir(exist_ok=True)
+            for name, content in (("recipe.json", one.to_json()), ("environment.json", dict(commit="abc1234"))):
+                (folder / name).write_text(json.dumps(content))
+            raise NonFinite("the loss is not finite at epoch 1, step 3")
+        return fit(one, folder, **options)
+
+    monkeypatch.setattr(loop, "fit", fail)
+    first, second = run("--seeds", "1")
+    assert "failed: the loss is not finite at epoch 1, step 3" in first
+    assert "test error" in second
+    assert "failed" in run("--seeds", "1")[0]
+    assert fits == ["lr0.02-seed0"]
+    run("--record", "--seeds", "1")
+    (group,) = recorded.groups([recorded.read_run(tmp_path / "results/series/pair/lr0.01-seed0", tmp_path / "results")])
+    assert group[0].result is None
+    assert "not finite" in (tmp_path / "results/series/pair/lr0.01-seed0/failed.json").read_text()
+
+
+def test_a_run_that_another_process_makes_is_left_alone(run, fits, tmp_path):
+    folder = tmp_path / "runs/series/pair/lr0.01-seed0"
+    folder.mkdir(parents=True)
+    held = lock(folder)
+    assert "another process" in run("--seeds", "1")[0]
+    os.close(held)
+    assert fits == ["lr0.02-seed0"]
+
+
+def test_a_run_that_cannot_be_made_is_reported_and_the_others_follow(run, fits, tmp_path, capsys):
+    folder = tmp_path / "runs/series/pair/lr0.01-seed0"
+    folder.mkdir(parents=True)
+    other = tiny.recipe(name="default", lr=0.5)
+    (folder / "recipe.json").write_text(json.dumps(other.to_json()))
+    (folder / "state.safetensors").write_bytes(b"no state")
+    with pytest.raises(SystemExit, match="1 of 2 runs could not be made"):
+        run("--seeds", "1")
+    lines = capsys.readouterr().out.splitlines()
+    assert "not made" in lines[0]
+    assert "test error" in lines[1]
+
+
+# --- recording -------------------------------------------------------------------------------------------------------
+
+
+def test_what_ended_is_recorded_once_and_without_weights(run, tmp_path):
+    run("--seeds", "1")
+    assert run("--record", "--seeds", "1")[-1] == "2 runs are new in pair"
+    folder = tmp_path / "results/series/pair/lr0.01-seed0"
+    assert {path.name for path in folder.iterdir()} == {"recipe.json", "environment.json", "metrics.csv", "result.json"}
+    assert run("--record", "--seeds", "1")[-1] == "0 runs are new in pair"
+    assert recorded.read_runs(tmp_path / "results") == []  # the tables have no rows of series
+
+
+def test_changed_source_is_not_recorded(run, monkeypatch, tmp_path):
+    monkeypatch.setattr("vbcaps.training.environment.commit", lambda: "abc1234-dirty")
+    run("--seeds", "1")
+    with pytest.raises(SystemExit, match="abc1234-dirty"):
+        run("--record", "--seeds", "1")
+    assert not (tmp_path / "results").exists()
+
+
+# --- votes -----------------------------------------------------------------------------------------------------------
+
+
+def test_distances_are_those_of_the_trace(monkeypatch):
+    torch.manual_seed(0)
+    net = CapsNet((4, 2, 2, 2), in_channels=1, num_classes=3, image_size=20, backend="reference").eval()
+    images = tiny.split(6, 3).images[..., :20, :20].float()
+
+    model = SimpleNamespace(net=net, view=SimpleNamespace(test=lambda x: x / 255), eval=lambda: None)
+    monkeypatch.setattr(votes, "BATCH", 4)
+    found = votes.distances(model, images)
+    with torch.no_grad():
+        trace = net.trace(images / 255).layers["class_caps"]
+    V = trace.votes.mean(0)
+    for t, q in enumerate(trace.iterations):
+        m = q.m.mean(0)
+        for j in range(3):
+            expected = [float(((V[i, j] - m[j]) ** 2).sum()) for i in range(len(V))]
+            np.testing.assert_allclose(found[t, j], expected, rtol=1e-3)
+
+
+def test_votes_are_measured_after_each_epoch_also_when_the_run_was_killed_before(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(votes, "SHOWN", ("top", "bottom"))
+    run("--seeds", "1", name="votes")
+    folder = tmp_path / "runs/series/votes/lr0.01-seed0"
+    kept = dict(np.load(folder / "votes.npz"))
+    assert kept["epochs"].tolist() == [1, 2]
+    assert kept["distances"].shape[:4] == (2, 2, 2, 3)  # epochs, classes, iterations, capsules
+    assert kept["classes"].tolist() == list(tiny.CLASSES)
+    assert kept["images"].tolist() == [10, 10]
+    assert not np.allclose(kept["distances"][0], kept["distances"][1])
+    run("--record", "--seeds", "1", name="votes")
+    assert (tmp_path / "results/series/votes/lr0.01-seed0/votes.npz").exists()
