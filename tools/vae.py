@@ -97,9 +97,9 @@ def samples(arguments: argparse.Namespace, about: dict[str, Any]) -> None:
     }
     rows |= {"reconstructions": lambda j: model.reconstruct(test.images[test.labels == j])}
     for name, images_of in rows.items():
-        right = [(reader.predict(images_of(j)).argmax(1) == j).float().mean() for j in range(model.num_classes)]
-        shares = torch.stack(right)
-        row = dict(weights=model.recipe.name, reader=reader.recipe.name, images=name, count=arguments.count)
+        right = [(reader.predict(images_of(j)).argmax(1) == j).float() for j in range(model.num_classes)]
+        shares, count = torch.stack([one.mean() for one in right]), sum(map(len, right))
+        row = dict(weights=model.recipe.name, reader=reader.recipe.name, images=name, count=count)
         row |= dict(read_as_asked=f"{shares.mean():.4f}", worst_class=model.classes[int(shares.argmin())])
         append(arguments.out / "vae_samples.csv", row | dict(its_share=f"{shares.min():.4f}") | about)
 
