@@ -44,6 +44,7 @@ from vbcaps.routing.vb import expected_logdet
 from vbcaps.routing.votes import in_fields
 from vbcaps.uncertainty.density import fit_density
 from vbcaps.uncertainty.predictive import votes_of
+from vbcaps.vae import capsules_of
 
 if TYPE_CHECKING:
     from vbcaps.weights.model import Model
@@ -112,7 +113,7 @@ def posterior_scores(model: "Model", images: Any, *, batch_size: int = 256) -> d
 
 
 def needs_posterior(model: "Model") -> None:
-    if not isinstance(model.net, CapsNet) or model.recipe.routing != "vb":
+    if capsules_of(model.net) is None or model.recipe.routing != "vb":
         kind = "a CNN" if isinstance(model.net, ConvNet) else f"routing={model.recipe.routing!r}"
         raise ValueError(
             f"scores of the posterior need a capsule network with VB routing, got {kind}: train one with "
@@ -154,7 +155,7 @@ def look(model: "Model", images: Any, *, features: bool = True, batch_size: int 
     with evaluating(model), exact_convolutions():
         for part in pixels.split(batch_size):
             x = model.view.test(part.to(weight.device)).to(weight.dtype)
-            seen.append(_look_at(model.net, x, features))
+            seen.append(_look_at(capsules_of(model.net) or model.net, x, features))
 
     def whole(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
         return {name: torch.cat([part[name] for part in parts]).float().cpu() for name in parts[0]}
