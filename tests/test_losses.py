@@ -7,8 +7,10 @@ import re
 import pytest
 import torch
 
-from vbcaps.losses import VAELoss, activation_nll_loss, spread_loss, spread_margin, total_loss, vae_loss
+from vbcaps.losses import VAELoss, activation_nll_loss, evidence_loss, spread_loss, spread_margin, total_loss, vae_loss
 from vbcaps.models import Reconstruction
+from vbcaps.prior import Prior
+from vbcaps.routing import Mixture, Posterior
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +47,32 @@ def test_activation_nll_cannot_fall_below_its_bound(classes):
     assert activation_nll_loss(sure, target).item() == pytest.approx(bound, abs=1e-12)
     if classes == 5:
         assert bound == pytest.approx(0.905, abs=5e-4)
+
+
+def posterior(alpha):
+    n, j = alpha.shape
+    other = torch.ones(n, j, dtype=alpha.dtype)
+    prior = Prior(dtype=alpha.dtype)()
+    return Posterior(alpha, other[..., None], other, other[..., None], other, other[:, None], prior)
+
+
+def test_evidence_loss_is_the_expected_surprise_of_the_class_under_a_dirichlet():
+    alpha, target = 5 * torch.rand(6, 4, dtype=torch.float64) + 0.1, torch.randint(4, (6,))
+    draws = torch.distributions.Dirichlet(alpha).sample((40_000,))
+    expected = -draws[:, torch.arange(6), target].log().mean()
+    assert evidence_loss(posterior(alpha), target).item() == pytest.approx(expected.item(), rel=0.02)
+
+
+def test_evidence_loss_of_blended_labels_is_the_blend_of_the_losses():
+    alpha = 5 * torch.rand(1, 4, dtype=torch.float64) + 0.1
+    one, other = (evidence_loss(posterior(alpha), torch.tensor([j])) for j in (0, 3))
+    blend = torch.tensor([[0.25, 0.0, 0.0, 0.75]], dtype=torch.float64)
+    torch.testing.assert_close(evidence_loss(posterior(alpha), blend), 0.25 * one + 0.75 * other)
+
+
+def test_evidence_is_counted_by_vb_alone():
+    with pytest.raises(ValueError, match="evidence is counted by VB routing alone, got Mixture"):
+        evidence_loss(Mixture(*torch.zeros(3, 1, 1)), torch.tensor([0]))
 
 
 @pytest.mark.parametrize(("n", "classes"), [(1, 1), (4, 5), (7, 10)])

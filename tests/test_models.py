@@ -12,6 +12,7 @@ from vbcaps import CapsNet, CapsVAE, ConvNet, Prior
 from vbcaps.losses import activation_nll_loss, vae_loss
 from vbcaps.models import IMAGE_SIZES, ResidualBlock, current_names
 from vbcaps.routing import Agreement, Mixture, Posterior
+from vbcaps.routing.votes import in_fields
 
 ROUTINGS = ("vb", "em", "dynamic")
 SMALL = (8, 4, 4, 4)
@@ -170,6 +171,19 @@ def test_a_state_that_calls_the_factor_scale_is_read(network):
         "optimiser.class_caps.scale.step",
         "other",
     ]
+
+
+def test_class_logits_without_batchnorm_are_those_of_routing():
+    net = CapsNet(SMALL, norm_logit=False).train()
+    x = torch.randn(3, 2, 32, 32)
+    with torch.no_grad():
+        net.class_caps.scale.fill_(2.0)
+        caps = net.conv_caps2(net.conv_caps1(net.primary_caps(net.stem(x))))
+        a, pose, W, fields, where, _ = net.class_caps.children_of(caps)
+        raw, _ = net.class_caps.routing(*in_fields(a, pose, W, fields, where), fields.child, a.shape[1])
+        torch.testing.assert_close(net.class_caps(caps).logits, 2 * raw[:, 0], rtol=1e-4, atol=1e-4)
+    assert net.conv_caps1.norm_a is not None
+    assert net.class_caps.routing.offsets()["beta_a"] is net.class_caps.routing.beta_a  # its gradient is not 0 here
 
 
 def test_init_noise_and_norm_pose_reach_every_capsule_layer():

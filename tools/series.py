@@ -32,6 +32,8 @@ Settings = list[tuple[str, dict[str, Any]]]  # recipes by name, with the fields 
 
 SCALES = ("laptop", "fast")
 DATASETS = ("smallnorb", "fashion", "svhn", "cifar10")
+OTHERS = ("smallnorb", "svhn", "cifar10")
+NETWORKS = ("", "_em", "_dynamic", "_cnn")
 COEFFICIENTS = (0.01, 0.1, 1.0, 10.0)  # of both priors, in the paper's section on sensitivity
 ITERATIONS = (1, 2, 3, 4, 5)
 
@@ -95,12 +97,48 @@ def votes(scale: str) -> Settings:
     return [(f"smallnorb_{scale}", dict(iters=3) | (dict(epochs=7) if scale == "laptop" else {}))]
 
 
+def uncertainty(scale: str) -> Settings:
+    """Every routing and the CNN on every dataset, and on smallNORB's familiar azimuths alone, for tools/uncertainty.py.
+
+    The laptop's runs of VB and EM are those of ``curves``.
+    """
+    held = {} if scale == "laptop" else dict(validation=0.1, test=True)
+    networks = [f"{dataset}{network}_{scale}" for dataset in ("fashion", "mnist", *OTHERS) for network in NETWORKS]
+    objects = {} if scale == "laptop" else dict(hold_out="objects")
+    runs: Settings = [(one, held | (objects if one.startswith("smallnorb") else {})) for one in networks]
+    azimuths: dict[str, Any] = held | objects | dict(viewpoint="azimuth")
+    return runs + [(f"smallnorb{network}_{scale}", azimuths) for network in NETWORKS]
+
+
+def ensembles(scale: str) -> Settings:
+    """The CNN on every dataset; with --seeds 5 the members of ensembles of five."""
+    return [(one, fields) for one, fields in uncertainty(scale) if one.endswith(f"_cnn_{scale}")]
+
+
+def evidence(scale: str) -> Settings:
+    """Fashion-MNIST with choices under which the posterior of the class layer may count evidence."""
+    held: dict[str, Any] = {} if scale == "laptop" else dict(validation=0.1, test=True)
+    choices: list[dict[str, Any]] = [
+        {},
+        dict(evidence=1.0),
+        dict(activation="paper"),
+        dict(evidence=1.0, norm_logit=False),
+        dict(norm_pose=False),
+        dict(norm_logit=False),
+        dict(evidence=1.0, activation="paper"),
+    ]
+    return [(f"fashion_{scale}", held | choice) for choice in choices]
+
+
 def shorter(scale: str) -> dict[str, Any]:
     """Return the fields of a laptop's comparison with many runs: one epoch."""
     return dict(epochs=1) if scale == "laptop" else {}
 
 
-SERIES: dict[str, Callable[[str], Settings]] = dict(curves=curves, priors=priors, iterations=iterations, votes=votes)
+SERIES: dict[str, Callable[[str], Settings]] = dict(
+    curves=curves, priors=priors, iterations=iterations, votes=votes,
+    uncertainty=uncertainty, ensembles=ensembles, evidence=evidence,
+)  # fmt: skip
 
 
 def with_watcher(name: str, one: Recipe, data_folder: str | None) -> dict[str, Any]:

@@ -148,6 +148,7 @@ class ConvCaps(nn.Module):
             shared out among its parents before it is assigned to one.
         gain, noise: see ``init``.
         norm_pose: normalise the posterior means of each type with BatchNorm without affine (as in the released code).
+        norm_logit: normalise the logits of each type with BatchNorm without affine (as in the released code).
         backend: ``"auto"`` takes the fused kernels if they cover the call, on a CPU if a C++ compiler is found (the
             first call on a machine then takes some seconds). Every other name of `vbcaps.kernels.BACKENDS` takes this
             backend or raises an error; ``"reference"`` is the readable code.
@@ -179,6 +180,7 @@ class ConvCaps(nn.Module):
         gain: float = 1.0,
         noise: float = 0.01,
         norm_pose: bool = True,
+        norm_logit: bool = True,
         backend: str = "auto",
     ):
         super().__init__()
@@ -198,8 +200,8 @@ class ConvCaps(nn.Module):
         self.init, self.gain, self.noise = init, gain, noise
         self.reset_parameters()
         self.routing = make_routing(routing, out_caps, pose_size * pose_size, routing_options)
-        self.routing.normalised = True  # type: ignore[assignment]
-        self.norm_a = BatchNorm(out_caps)
+        self.routing.normalised = norm_logit  # type: ignore[assignment]
+        self.norm_a = BatchNorm(out_caps) if norm_logit else None
         self.norm_pose = BatchNorm(out_caps) if norm_pose else None
 
     @torch.no_grad()
@@ -277,7 +279,7 @@ class ConvCaps(nn.Module):
 
     def parents_of(self, logit: Tensor, m: Tensor, q: RoutingResult | None, size: tuple[int, int]) -> Capsules:
         """Normalise the routing's result, ``n l j`` and ``n l j p p``, and return it as a map."""
-        logit = by_type(self.norm_a, logit).unflatten(1, size)
+        logit = (logit if self.norm_a is None else by_type(self.norm_a, logit)).unflatten(1, size)
         m = m if self.norm_pose is None else by_type(self.norm_pose, m)
         return Capsules(logit.sigmoid(), m.unflatten(1, size), logit, q)
 

@@ -4,6 +4,7 @@ r"""Losses: which one goes with which output of a network.
 ``F.cross_entropy(out.logits, y)``                                     the usual choice; logits have a learned scale
 ``activation_nll_loss(out.activations, y)``                            the released code's loss; it bounds itself
 ``spread_loss(out.activations, y, margin)``                            the loss of matrix capsules with EM routing
+``evidence_loss(out.posterior, y)``                                    beside one of these: votes count as evidence
 ``total_loss(F.cross_entropy(out.logits, y), vae_loss(images, out))``  for a `CapsVAE`
 =====================================================================  ==============================================
 
@@ -16,7 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vbcaps.distributions import expected_log_pi
+from vbcaps.layers import RoutingResult
 from vbcaps.models import Reconstruction
+from vbcaps.routing import Posterior
 
 
 def activation_nll_loss(activations: Tensor, target: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
@@ -46,6 +50,31 @@ def activation_nll_loss(activations: Tensor, target: Tensor, *, label_smoothing:
     else:
         _check_target(activations, target)
     return F.cross_entropy(activations, target, label_smoothing=label_smoothing)
+
+
+def evidence_loss(posterior: RoutingResult | None, target: Tensor) -> Tensor:
+    r"""Return $-E[\ln \pi_y] = \psi(\sum_j \alpha_j) - \psi(\alpha_y)$ of the class layer, a mean over images.
+
+    It is small if the votes of the class layer go to the right class. Then $\alpha_j = \alpha_0 + r_j$ counts the
+    evidence for class j, and the loss is the Bayes risk of evidential networks (Sensoy et al. 2018).
+
+    Args:
+        posterior: of the class capsules, as in ``net(x).posterior``.
+        target: class numbers, ``n`` of int64; or the share of each class in each image, ``n j``.
+
+    Example:
+        >>> from vbcaps import CapsNet
+        >>> out = CapsNet(num_classes=5)(torch.randn(2, 2, 32, 32))
+        >>> evidence_loss(out.posterior, torch.tensor([0, 3])).shape
+        torch.Size([])
+    """
+    if not isinstance(posterior, Posterior):
+        raise ValueError(f"evidence is counted by VB routing alone, got {type(posterior).__name__}")
+    E_ln_pi = expected_log_pi(posterior.alpha)
+    if target.is_floating_point():
+        return -(target * E_ln_pi).sum(1).mean()
+    _check_target(E_ln_pi, target)
+    return -E_ln_pi.gather(1, target[:, None]).mean()
 
 
 def spread_loss(activations: Tensor, target: Tensor, margin: float | Tensor) -> Tensor:

@@ -33,6 +33,7 @@ class CapsNet(nn.Module):
         pose_size: p, poses are p x p matrices.
         init, gain, noise, norm_pose, backend: see `ConvCaps`.
         logit_scale: learn a factor on the class logits, see `ClassCaps`.
+        norm_logit: normalise the class logits by BatchNorm; those of the other layers always are.
 
     Shape:
         - Input: standardised images ``n in_channels height width``.
@@ -63,6 +64,7 @@ class CapsNet(nn.Module):
         noise: float = 0.01,
         norm_pose: bool = True,
         logit_scale: bool = True,
+        norm_logit: bool = True,
         backend: str = "auto",
     ):
         super().__init__()
@@ -84,7 +86,7 @@ class CapsNet(nn.Module):
         self.primary_caps = PrimaryCaps(self.stem.channels, d1, pose_size=pose_size, norm_pose=norm_pose)
         self.conv_caps1 = ConvCaps(d1, d2, 3, stride=2, **options)
         self.conv_caps2 = ConvCaps(d2, d3, 3, stride=1, **options)
-        self.class_caps = ClassCaps(d3, num_classes, logit_scale=logit_scale, **options)
+        self.class_caps = ClassCaps(d3, num_classes, logit_scale=logit_scale, norm_logit=norm_logit, **options)
         self.register_load_state_dict_pre_hook(_rename_keys)
 
     def forward(self, x: Tensor) -> Capsules:  # n in_channels height width

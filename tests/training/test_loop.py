@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from vbcaps import models
 from vbcaps.data import load_dataset
 from vbcaps.data.augment import mixup
-from vbcaps.losses import activation_nll_loss
+from vbcaps.losses import activation_nll_loss, evidence_loss
 from vbcaps.training.files import read_json
 from vbcaps.training.learner import Learner, NonFinite, epoch_plan
 from vbcaps.training.loop import Interrupted, evaluate, fit, fit_seeds, pick_device, prepare
@@ -85,6 +85,7 @@ def test_an_epoch_is_a_pure_function_of_seed_and_epoch():
         dict(ema=0.7),
         dict(loss_on="activations"),
         dict(mixup=0.4, cutout=5),
+        dict(evidence=0.5, norm_logit=False),
     ],
 )
 def test_a_step_is_the_loop_everyone_writes(fields):
@@ -117,6 +118,8 @@ def test_a_step_is_the_loop_everyone_writes(fields):
             loss = activation_nll_loss(out.activations, target)
         else:
             loss = F.cross_entropy(out.logits, target)
+        if r.evidence:
+            loss = loss + r.evidence * evidence_loss(out.posterior, target)
         loss.backward()
         for optimiser in optimisers:
             optimiser.param_groups[0]["lr"] = torch.tensor(r.learning_rate(k, 6))

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from vbcaps.data import Split, View
 from vbcaps.data.augment import mixup
 from vbcaps.layers import Capsules
-from vbcaps.losses import activation_nll_loss, spread_loss, spread_margin
+from vbcaps.losses import activation_nll_loss, evidence_loss, spread_loss, spread_margin
 from vbcaps.models import Network, Scores
 from vbcaps.training.distributed import ALONE, Group, synchronise
 from vbcaps.training.muon import Muon, is_map
@@ -174,6 +174,13 @@ class Learner:
         return x, y, target
 
     def loss(self, out: Capsules | Scores, y: Tensor) -> Tensor:
+        loss = self.classification(out, y)
+        if self.recipe.evidence:
+            assert isinstance(out, Capsules)
+            loss = loss + self.recipe.evidence * evidence_loss(out.posterior, y)
+        return loss
+
+    def classification(self, out: Capsules | Scores, y: Tensor) -> Tensor:
         if self.recipe.loss == "spread":
             return spread_loss(out.activations, y, self.rate[0, 1])
         if self.recipe.loss_on == "activations":

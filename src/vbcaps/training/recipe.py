@@ -35,12 +35,12 @@ RANGES: dict[str, tuple[float, float]] = dict(
     stretch=(0, 0.9), cutout=(0, 256), mixup=(0, 0.5), iters=(1, 100),
     temperature=(1e-6, 1e6), min_var=(1e-9, 1e6), gain=(1e-3, 1e3), noise=(0, 1), batch=(1, 65536), epochs=(1, 100_000),
     lr=(0, 100), momentum=(0, 0.9999), weight_decay=(0, 1), warmup=(0, 100_000), decay=(0, 1), final=(0, 1),
-    ema=(0, 0.999999), save_seconds=(0, math.inf),
+    ema=(0, 0.999999), evidence=(0, 1000), save_seconds=(0, math.inf),
 )  # fmt: skip
 PRIOR = ("alpha0", "m0", "kappa0", "psi0", "nu0")
-VB_ONLY = ("activation", "through", "precision", *PRIOR, "learn")
+VB_ONLY = ("activation", "through", "precision", *PRIOR, "learn", "evidence")
 EM_ONLY = ("temperature", "min_var")
-CAPS_ONLY = ("routing", "iters", *VB_ONLY, *EM_ONLY, "norm_pose", "init", "gain", "noise", "backend")
+CAPS_ONLY = ("routing", "iters", *VB_ONLY, *EM_ONLY, "norm_pose", "norm_logit", "init", "gain", "noise", "backend")
 
 
 def _field(default: Any, help: str) -> Any:
@@ -106,6 +106,7 @@ class Recipe:
     temperature: float = _field(0.01, "EM: inverse temperature of the last iteration")
     min_var: float = _field(0.1, "EM: constant added to every variance")
     norm_pose: bool = _field(True, "also normalise the poses by BatchNorm")
+    norm_logit: bool = _field(True, "normalise the class logits by BatchNorm")
     init: str = _field("glorot", "initial transformations: Glorot's, or the identity with noise off its diagonal")
     gain: float = _field(1.0, "factor on Glorot's initial transformations")
     noise: float = _field(0.01, "standard deviation of the noise on identity transformations")
@@ -115,6 +116,7 @@ class Recipe:
     loss_on: str = _field(
         "activations", "nll: softmax of the activations, as in the released code, or of scaled logits"
     )
+    evidence: float = _field(0.0, "VB: weight of -E[ln pi] of the right class in the loss; 0: off")
     batch: int = _field(32, "images in a step, all processes together")
     epochs: int = _field(350, "passes over the training images; warmup and milestones follow unless they are given")
     optimiser: str = _field("adam", "Adam, AdamW, SGD with momentum, or Muon (with AdamW for all but matrices)")
@@ -230,7 +232,7 @@ class Recipe:
         return CapsNet(
             self.arch, in_channels, num_classes, self.crop, self.routing, self.stem, routing_options=options,
             init=self.init, gain=self.gain, noise=self.noise, norm_pose=self.norm_pose,
-            logit_scale=self.loss_on == "logits", backend=self.backend,
+            logit_scale=self.loss_on == "logits", norm_logit=self.norm_logit, backend=self.backend,
         )  # fmt: skip
 
     def with_epochs(self, epochs: int) -> "Recipe":

@@ -114,7 +114,8 @@ def _entropy(q: Posterior, lndet: Tensor) -> Tensor:
 
 def _gain(layer: ClassCaps) -> Tensor:
     """Return what BatchNorm in eval mode and the learned scale multiply each logit by, ``c``."""
-    gain = (layer.norm_a.running_var + layer.norm_a.eps).rsqrt()
+    norm = layer.norm_a
+    gain = torch.ones(()) if norm is None else (norm.running_var + norm.eps).rsqrt()
     return gain if layer.scale is None else gain * layer.scale
 
 

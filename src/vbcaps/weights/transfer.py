@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 CLASS_LAYERS = ("class_caps.", "head.")  # of CapsNet, of ConvNet
 SCALE = "class_caps.scale"
-SHAPE = ("network", "arch", "stem", "routing", "norm_pose", "precision", "learn")  # fields that decide what is learned
+# The fields of a recipe that decide what is learned.
+SHAPE = ("network", "arch", "stem", "routing", "norm_pose", "norm_logit", "precision", "learn")
 
 
 def class_names(old: tuple[str, ...], num_classes: int | None, classes: Sequence[str] | None) -> tuple[str, ...]:
