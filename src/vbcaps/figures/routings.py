@@ -137,8 +137,9 @@ def _tests(axes: "Axes", pair: Pair, epoch: int) -> None:
 def _logarithmic(axes: "Axes") -> None:
     axes.set_yscale("log")
     low, high = axes.get_ylim()
-    ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100) if low < tick < high]
-    axes.set_yticks(ticks, [str(tick) for tick in ticks])
+    some = (1, 2, 5, 10, 20, 50, 100) if high > 10 * low else (1, 1.5, 2, 3, 4, 6, 8, 10, 15, 20, 30, 40, 60, 80, 100)
+    ticks = [tick for tick in some if low < tick < high]
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.set_yticks([], minor=True)
 
 
