@@ -42,9 +42,13 @@ class Density(NamedTuple):
                 "network that it is used with"
             )
         x = (features.double() - self.centre.double()) / self.spread.double()
-        gap = x[:, None] - self.mean.double()  # n c f
-        whiten = self.whiten.double()
-        distance = torch.einsum("cfg,ncg->ncf", whiten.expand(len(self.mean), -1, -1), gap).square().sum(2)
+        whiten, mean = self.whiten.double(), self.mean.double()
+        if self.tied:  # whitened once, for all classes
+            white, centres = x @ whiten[0].T, mean @ whiten[0].T
+            distance = (white[:, None] - centres).square().sum(2)  # n c
+        else:
+            each = zip(mean, whiten, strict=True)
+            distance = torch.stack([((x - m) @ W.T).square().sum(1) for m, W in each], 1)
         logdet = whiten.diagonal(dim1=1, dim2=2).log().sum(1)
         log_each = self.log_share.double() - 0.5 * distance + logdet - 0.5 * x.shape[1] * math.log(2 * math.pi)
         return log_each.logsumexp(1)
