@@ -112,6 +112,15 @@ def test_a_cell_is_the_mean_of_its_runs(results, figures):
     assert [label.get_text() for label in beside.get_xticklabels()] == ["fixed at 1\n14.00 ± 1.41", "learned\n14.00"]
 
 
+def test_a_pair_that_has_not_run_says_so(results, figures):
+    for k, pair in enumerate(((0.1, 0.1), (1.0, 1.0), (1.0, 0.1))):
+        fields = dict(zip(("alpha0", "psi0"), pair, strict=True))
+        made_up.record(results / f"some{k}", "fashion_laptop", epochs=1, test=0.1 + k / 100, **fields)
+    priors.priors(results, Path("out"))
+    where = {text.get_text(): text.get_position() for text in figures["priors"].axes[0].texts}
+    assert where["not run"] == (1, 0)  # psi0 = 1, alpha0 = 0.1
+
+
 def test_settings_with_other_fields_are_not_in_the_map(results):
     made_up.priors(results)
     made_up.record(results / "other", "fashion_laptop", alpha0=0.1, psi0=0.1, epochs=2, test=0.9)

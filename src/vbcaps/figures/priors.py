@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,10 +70,10 @@ def _heat_map(axes: "Axes", grid: Grid) -> None:
             means[alphas.index(alpha), psis.index(psi)] = statistics.mean(errors_of(some))
     low, high = np.nanmin(means), np.nanmax(means)
     axes.imshow(means, cmap="Blues", vmin=low - 0.3 * (high - low), vmax=high + 0.2 * (high - low), aspect="auto")
-    for (alpha, psi), some in grid.items():
-        y, x = alphas.index(alpha), psis.index(psi)
+    for alpha, psi in product(alphas, psis):
+        y, x, some = alphas.index(alpha), psis.index(psi), grid.get((alpha, psi), [])
         failed = sum(record.result is None for record in some)
-        text = cell(errors_of(some)) + (f"\n{failed} failed" if failed else "")
+        text = (cell(errors_of(some)) + (f"\n{failed} failed" if failed else "")) if some else "not run"
         dark = means[y, x] > (low + high) / 2
         axes.text(x, y, text, ha="center", va="center", color=RED if failed else "white" if dark else "#1a202c")
     axes.set_xticks(range(len(psis)), [f"{psi:g}" for psi in psis])
