@@ -20,9 +20,10 @@ from cells import low_to_high, spread, table
 from held_out import held_out, on_novel_views, read_rows
 from recorded import Group, Run, command, commits, flags, groups, name_of, of_earlier_version, read_runs
 from scipy.special import stdtrit
+from trusted import on_uncertainty
 
 from vbcaps.training.recipe import Recipe
-from vbcaps.training.recipes import EXPERIMENTS, Experiment
+from vbcaps.training.recipes import EXPERIMENTS, Experiment, parent
 
 ROOT = Path(__file__).parents[1]
 RESULTS, WEIGHTS = ROOT / "results", ROOT / "src" / "vbcaps" / "weights"
@@ -66,7 +67,9 @@ def main(words: list[str] | None = None, root: Path = ROOT) -> None:
     packaged = shipped(root / "src" / "vbcaps" / "weights")
     long = [INTRODUCTION, f"## All experiments\n\n{main_table(last)}\n", f"{packaged}\n", *all_tables(rows)]
     new = {
-        root / "results" / "README.md": "\n".join([*long, *held_out(choices), *on_novel_views(novel)]),
+        root / "results" / "README.md": "\n".join(
+            [*long, *on_uncertainty(root / "results"), *held_out(choices), *on_novel_views(novel)]
+        ),
         readme: between_markers(readme.read_text(), front_table(last)),
     }
     stale = {path: text for path, text in new.items() if not path.exists() or path.read_text() != text}
@@ -118,7 +121,7 @@ def runs(number: int) -> str:
 
 def experiment(name: str) -> Experiment | None:
     """Return the experiment of a recipe, or of the parent of a fast twin; None for a recipe of an earlier version."""
-    return EXPERIMENTS.get(name.removesuffix("_fast"))
+    return EXPERIMENTS.get(parent(name))
 
 
 def papers(name: str) -> str:

@@ -116,7 +116,7 @@ class Recipe:
     loss_on: str = _field(
         "activations", "nll: softmax of the activations, as in the released code, or of scaled logits"
     )
-    evidence: float = _field(0.0, "VB: weight of -E[ln pi] of the right class in the loss; 0: off")
+    evidence: float = _field(0.0, "VB: weight of -E(ln pi) of the right class in the loss; 0: off")
     batch: int = _field(32, "images in a step, all processes together")
     epochs: int = _field(350, "passes over the training images; warmup and milestones follow unless they are given")
     optimiser: str = _field("adam", "Adam, AdamW, SGD with momentum, or Muon (with AdamW for all but matrices)")

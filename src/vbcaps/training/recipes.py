@@ -171,6 +171,15 @@ def fashion_learned() -> Recipe:
     return replace(fashion(), name="fashion_learned", learn=("alpha0",))
 
 
+@experiment("Fashion-MNIST with evidence", "Fashion-MNIST, votes as evidence", parameters=169_492, on_laptop=True)
+def fashion_evidence() -> Recipe:
+    """Votes that count as evidence: the loss has the expected surprise under the class layer's q(pi): not in the paper.
+
+    Then the posterior of the class layer knows errors, and most strangers (docs/uncertainty.md).
+    """
+    return replace(fashion(), name="fashion_evidence", evidence=1.0)
+
+
 # --- SVHN ------------------------------------------------------------------------------------------------------------
 
 
@@ -473,6 +482,7 @@ TUNED: dict[str, dict[str, Any]] = {
     "smallnorb_elevation": _ELEVATION,
     "smallnorb_elevation_em": _ELEVATION,
     "fashion-mnist": _ADAMW | dict(optimiser="muon", lr=0.002, epochs=150, flip=True, cutout=8),
+    "fashion_evidence": dict(activation="released"),  # with the other rule, agreement lowers the activation
     "fashion-mnist dynamic": _DYNAMIC | dict(optimiser="adamw"),
     "svhn": _ADAMW | dict(epochs=40, fill="edge", rotate=8, zoom=0.1, stretch=0.1, brightness=0.3, contrast=0.3),
     "svhn dynamic": _DYNAMIC,

@@ -108,7 +108,7 @@ def risk_coverage(score: Tensor, wrong: Tensor) -> RiskCoverage:
         >>> curve.risk
         tensor([0.0000, 0.0000, 0.0000, 0.2500], dtype=torch.float64)
     """
-    score, wrong = _finite(score, "score"), wrong.double().flatten()
+    score, wrong = _finite(score, "score"), wrong.double().flatten().cpu()
     if score.shape != wrong.shape:
         raise ValueError(f"score and wrong must be as long as each other, got {len(score)} and {len(wrong)}")
     levels, level_of, counts = score.unique(return_inverse=True, return_counts=True)
@@ -157,6 +157,24 @@ def fpr95(familiar: Tensor, strange: Tensor) -> float:
     return float((strange <= passes).double().mean())
 
 
+def surprise(score: Tensor, reference: Tensor) -> Tensor:
+    """Return minus the log of the share of reference images with a score at least as high, ``n``.
+
+    Surprises have one unit whatever the score, so that those of several scores may be added (Fisher's method).
+
+    Args:
+        score: of the images that are judged, ``n``.
+        reference: the same score of familiar images that the network was not trained on.
+
+    Example:
+        >>> surprise(torch.tensor([0.0, 0.35, 9.0]), torch.tensor([0.1, 0.2, 0.3, 0.4]))
+        tensor([-0.0000, 0.9163, 1.6094], dtype=torch.float64)
+    """
+    score, reference = _finite(score, "score"), _finite(reference, "reference")
+    above = len(reference) - torch.searchsorted(reference.sort().values, score)
+    return -((above + 1) / (len(reference) + 1)).log()
+
+
 def _check(probabilities: Tensor, labels: Tensor) -> None:
     if probabilities.ndim != 2 or labels.shape != probabilities.shape[:1] or len(labels) == 0:
         raise ValueError(
@@ -165,6 +183,9 @@ def _check(probabilities: Tensor, labels: Tensor) -> None:
         )
     if not bool(probabilities.isfinite().all()):
         raise ValueError("probabilities must be finite, got NaN or infinity")
+    low, high, classes = int(labels.min()), int(labels.max()), probabilities.shape[1]
+    if low < 0 or high >= classes:
+        raise ValueError(f"labels must lie from 0 to {classes - 1}, got {low} to {high}")
 
 
 def _two(familiar: Tensor, strange: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     r"""Return the T in [0.02, 50] with the least negative log likelihood of $\operatorname{softmax}(z / T)$.
 
     Args:
-        logits: of images that the network was not trained on, ``n c``; log probabilities do as well.
+        logits: of images that the network was not trained on, ``n c``; log probabilities do as well, if finite.
         labels: their classes, ``n`` of int64.
 
     Example:
@@ -39,8 +39,8 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
             f"{tuple(logits.shape)} and {tuple(labels.shape)}"
         )
     z = logits.detach().double()
-    if bool(z.isnan().any()):
-        raise ValueError("logits must not hold NaN")
+    if not bool(z.isfinite().all()):  # the logarithm of a probability that was rounded to 0 fits no temperature
+        raise ValueError("logits must be finite, got NaN or infinity; give logits, or clamp probabilities above 0")
     low, high = math.log(COOLEST), math.log(HOTTEST)
     for _ in range(ROUNDS):
         grid = torch.linspace(low, high, GRID, dtype=torch.float64).tolist()

@@ -1,4 +1,4 @@
-r"""Scores of uncertainty for each image, in one pass. Every score is larger where the image is less familiar.
+r"""Scores of uncertainty for each image, in one pass. A score is larger where the image is less familiar.
 
 All networks:
 
@@ -18,9 +18,14 @@ VB networks, of the capsule j of the answer:
 ``kl``             $-KL[q(\mu_j, \Lambda_j) \,\|\, p(\mu, \Lambda)]$: little was learned about the pose
 ``votes``          $-r_j$: few votes went to the answer
 ``alpha``          $-\alpha_j / \sum_j \alpha_j$: the expected share of the answer
-``epistemic``      mean over d of $1 / (\kappa_j \nu_j \psi_{jd})$, the variance of the mean $\mu_j$
+``epistemic``      mean over d of $1 / (\kappa_j \nu_j \psi_{jd})$, the squared scale of Student's t of $\mu_{jd}$
 ``elbo``           minus the evidence lower bound of the class layer, per unit of votes
 =================  ====================================================================================================
+
+Except for ``class_entropy`` and ``elbo``, these scores are larger for fewer or scattered votes, which are a sign of a
+strange image only if a network answers with the class that took many votes, as the loss ``evidence`` teaches it. By
+``activation="paper"`` votes lower the activation: without that loss a trained network answers with the class that took
+the fewest, and its familiar images have the larger scores.
 
 Axes: n image, c class, l position, j capsule type, d pose entry, f feature.
 """
@@ -77,7 +82,11 @@ def scores(model: "Model", images: Any, *, batch_size: int = 256) -> dict[str, T
         >>> found["max_softmax"].shape, "elbo" in found
         (torch.Size([4]), True)
     """
-    seen = look(model, images, features=bool(model.densities), batch_size=batch_size)
+    return scores_of(model, look(model, images, features=bool(model.densities), batch_size=batch_size))
+
+
+def scores_of(model: "Model", seen: Look) -> dict[str, Tensor]:
+    """Return the scores of images that the network has looked at, with features if the model has densities."""
     return (
         of_logits(seen.logits, model.temperature)
         | seen.scores
