@@ -7,7 +7,15 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/library.md", "docs/training.md", "docs/speed.md", "docs/choices.md", "CONTRIBUTING.md")
+PAGES = (
+    "README.md",
+    "docs/library.md",
+    "docs/training.md",
+    "docs/speed.md",
+    "docs/choices.md",
+    "docs/analyses.md",
+    "CONTRIBUTING.md",
+)
 NEEDS = (".cuda()", "fit(", "runs/")  # a GPU, minutes, a run
 
 
