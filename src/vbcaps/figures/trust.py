@@ -228,6 +228,8 @@ def damaged(results: Path, out: Path) -> list[Path]:
             for level in levels
             if (values := measures.values("fashion", "", test="damage", measure="error", against=f"{what} {level:g}"))
         ]
+        unhurt = measures.values("fashion", "", test="damage", measure="error", against="rotate 0")
+        errors = sorted({(0.0, mean(unhurt)), *errors}) if unhurt else errors
         axes.plot(*zip(*errors, strict=True), ":", color=GREY, lw=2, label="error of VB")
         label_axes(axes, title, "", "AUROC against undamaged; error" if axes is panels[0] else "")
         axes.set_ylim(0, 1.02)
