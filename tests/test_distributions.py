@@ -355,3 +355,25 @@ def test_samples_and_their_gradients_are_finite_for_any_legal_nu_in_float32(samp
     assert Lambda.isfinite().all()
     for grad in torch.autograd.grad(mu.sum() + Lambda.sum(), leaves):
         assert grad.isfinite().all()
+
+
+@pytest.mark.parametrize("shape", [0.1, 0.5, 1.0, 8.5, 20.0, 500.0, 1e5])
+def test_a_gamma_number_from_a_uniform_one_is_scipys_quantile(shape):
+    u = torch.tensor([1e-6, 0.01, 0.3, 0.5, 0.7, 0.99, 1 - 1e-6], dtype=torch.float64)
+    a = torch.full_like(u, shape, requires_grad=True)
+    x = dist.gamma_from_uniform(a, u)
+    expected = scipy.stats.gamma.ppf(u.numpy(), shape)
+    torch.testing.assert_close(x.detach(), torch.from_numpy(expected), rtol=1e-8, atol=1e-300)
+    (slope,) = torch.autograd.grad(x.sum(), a)
+    step = 1e-4 * shape
+    by_hand = (scipy.stats.gamma.ppf(u.numpy(), shape + step) - scipy.stats.gamma.ppf(u.numpy(), shape - step)) / (
+        2 * step
+    )
+    torch.testing.assert_close(slope, torch.from_numpy(by_hand), rtol=2e-3, atol=1e-12)
+
+
+def test_normal_numbers_from_uniform_ones_are_finite_quantiles():
+    u = torch.tensor([0.0, 0.1, 0.5, 0.9, 1 - 2**-24])
+    z = dist.normal_from_uniform(u)
+    assert z.isfinite().all()
+    torch.testing.assert_close(z[1:], torch.from_numpy(scipy.stats.norm.ppf(u[1:].double().numpy())))

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from vbcaps.losses import VAELoss, activation_nll_loss, evidence_loss, spread_loss, spread_margin, total_loss, vae_loss
-from vbcaps.models import Reconstruction
 from vbcaps.prior import Prior
 from vbcaps.routing import Mixture, Posterior
+from vbcaps.vae import Reconstruction
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ from scipy.special import stdtrit
 from trusted import on_uncertainty
 
 from vbcaps.training.recipe import Recipe
-from vbcaps.training.recipes import EXPERIMENTS, Experiment, parent
+from vbcaps.training.recipes import EXPERIMENTS, RECIPES, Experiment, parent
 
 ROOT = Path(__file__).parents[1]
 RESULTS, WEIGHTS = ROOT / "results", ROOT / "src" / "vbcaps" / "weights"
@@ -229,16 +229,23 @@ def compared(group: Group) -> list[str]:
     return [*first, "; ".join(said), *last_cells(group, f"`{command(group)}`")]
 
 
+def of_choices(group: Group) -> bool:
+    """Return whether runs compare choices on a held-out share, which the recipe itself does not hold out."""
+    recipe = group[0].recipe
+    own = RECIPES[recipe.name]().validation if recipe.name in RECIPES else 0.0
+    return bool(recipe.validation) and recipe.validation != own
+
+
 def all_tables(rows: list[Group]) -> list[str]:
     """Return a table for each section that has rows."""
-    final = [group for group in rows if not group[0].recipe.validation]
+    final = [group for group in rows if not of_choices(group)]
     tables: dict[str, tuple[str, list[list[str]]]] = {one.section: (HEAD, []) for one in EXPERIMENTS.values()}
     tables[EARLIER] = HEAD, []
     for group in final:
         one = experiment(name_of(group))
         tables[EARLIER if one is None else one.section][1].append(row(group))
     tables[CROPS] = HEAD, [crops_row(group, *one) for group in final for one in tests_on_crops(group).items()]
-    tables[ABLATION] = COMPARED, [compared(group) for group in rows if group[0].recipe.validation]
+    tables[ABLATION] = COMPARED, [compared(group) for group in rows if of_choices(group)]
     return [f"## {title}\n\n{table(head, cells)}\n" for title, (head, cells) in tables.items() if cells]
 
 
@@ -306,7 +313,7 @@ def last_of_each(rows: list[Group]) -> dict[str, Group]:
         numbers = [int(number) for run in group for number in re.findall(r"\d+$", run.folder.parts[0])]
         return not flags(group[0].recipe), max(numbers, default=0)
 
-    final = (group for group in rows if not (group[0].recipe.validation or of_earlier_version(group)))
+    final = (group for group in rows if not (of_choices(group) or of_earlier_version(group)))
     return {name_of(group): group for group in sorted(final, key=order)}
 
 

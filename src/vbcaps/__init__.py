@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vbcaps.layers import Capsules, ClassCaps, ConvCaps, PrimaryCaps
-    from vbcaps.models import CapsNet, CapsVAE, ConvNet, Reconstruction
+    from vbcaps.models import CapsNet, ConvNet
     from vbcaps.prior import Prior
     from vbcaps.training.loop import fit, fit_seeds
     from vbcaps.training.recipes import recipe
+    from vbcaps.vae import CapsVAE, Reconstruction
     from vbcaps.weights.find import list_models
     from vbcaps.weights.model import Model, load
 
@@ -34,7 +35,7 @@ __all__ = [
 ]
 
 _HOME = dict(
-    CapsNet="models", CapsVAE="models", ConvNet="models", Reconstruction="models", Prior="prior",
+    CapsNet="models", ConvNet="models", CapsVAE="vae", Reconstruction="vae", Prior="prior",
     Capsules="layers", ClassCaps="layers", ConvCaps="layers", PrimaryCaps="layers",
     Model="weights.model", load="weights.model", list_models="weights.find",
     fit="training.loop", fit_seeds="training.loop", recipe="training.recipes",

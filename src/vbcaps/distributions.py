@@ -169,8 +169,14 @@ def gaussian_gamma_kl(
     return (gaussian + gamma).sum(-1)
 
 
-def sample_gaussian_gamma(m: Tensor, kappa: Tensor, psi: Tensor, nu: Tensor) -> tuple[Tensor, Tensor]:
+def sample_gaussian_gamma(
+    m: Tensor, kappa: Tensor, psi: Tensor, nu: Tensor, u: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     r"""Draw $\lambda \sim Ga(\nu/2, 1/(2 \psi))$, then $\mu \sim N(m, (\kappa \lambda)^{-1})$, differentiably.
+
+    Args:
+        m, kappa, psi, nu: the Gaussian-Gamma; m and psi ``... d``, kappa and nu ``...``.
+        u: uniform numbers in [0, 1) that decide the draw, ``... 2d``; without them torch's random numbers.
 
     Returns:
         $\mu$ and $\lambda$, both ``... d``.
@@ -182,10 +188,54 @@ def sample_gaussian_gamma(m: Tensor, kappa: Tensor, psi: Tensor, nu: Tensor) -> 
         (torch.Size([5, 16]), torch.Size([5, 16]))
     """
     shape = (nu / 2)[..., None].expand_as(psi)
+    if u is None:
+        noise, gamma = torch.randn_like(m), torch._standard_gamma(shape)
+    else:
+        of_mu, of_lambda = u.chunk(2, -1)
+        noise, gamma = normal_from_uniform(of_mu).to(m.dtype), gamma_from_uniform(shape, of_lambda)
     # Shapes of 1e-3 and below underflow to 0 in float32; the smallest normal number keeps mu finite.
-    lam = 2 * psi * torch._standard_gamma(shape).clamp_min(torch.finfo(psi.dtype).tiny ** 0.5)
-    mu = m + torch.randn_like(m) / (kappa[..., None] * lam).sqrt()
+    lam = 2 * psi * gamma.clamp_min(torch.finfo(psi.dtype).tiny ** 0.5)
+    mu = m + noise / (kappa[..., None] * lam).sqrt()
     return mu, lam
+
+
+SMALLEST_UNIFORM = 1e-9  # uniform numbers of float32 are multiples of 2^-24, and may be 0
+
+
+def normal_from_uniform(u: Tensor) -> Tensor:
+    r"""Return $\Phi^{-1}(u)$ in float64: standard normal numbers from uniform ones.
+
+    Example:
+        >>> normal_from_uniform(torch.tensor([0.5, 0.975])).round(decimals=2)
+        tensor([0.0000, 1.9600], dtype=torch.float64)
+    """
+    return torch.special.ndtri(u.double().clamp(SMALLEST_UNIFORM, 1 - SMALLEST_UNIFORM))
+
+
+def gamma_from_uniform(shape: Tensor, u: Tensor) -> Tensor:
+    r"""Return the quantile $F^{-1}(u)$ of $Ga(\text{shape}, 1)$, differentiably in the shape.
+
+    Newton's method solves $\ln F(e^t) = \ln u$ for t (above the median $\ln(1 - F)$). Both sides are concave in t, so
+    that the method converges from either side. It begins with the approximation of Wilson and Hilferty (1931).
+
+    Example:
+        >>> gamma_from_uniform(torch.tensor([1.0]), torch.tensor([0.5])).round(decimals=4)  # ln 2
+        tensor([0.6931])
+    """
+    with torch.no_grad():
+        a, p = shape.double(), u.double().clamp(SMALLEST_UNIFORM, 1 - SMALLEST_UNIFORM)
+        root = 1 - 1 / (9 * a) + torch.special.ndtri(p) / (3 * a.sqrt())
+        t = torch.where(root > 0.1, 3 * root.clamp_min(0.1).log() + a.log(), (p.log() + torch.lgamma(a + 1)) / a)
+        for _ in range(8):
+            t = t.clamp(-700, 700)
+            slope = (a * t - t.exp() - torch.lgamma(a)).exp()  # dF/dt
+            below, above = torch.special.gammainc(a, t.exp()), torch.special.gammaincc(a, t.exp())
+            below, above = below.clamp_min(1e-300), above.clamp_min(1e-300)
+            step = torch.where(p < 0.5, (p / below).log() * below, (above / (1 - p)).log() * above)
+            t = t + torch.nan_to_num(step / slope).clamp(-5, 5)
+        x = t.exp().to(shape.dtype)
+        by_shape = torch._standard_gamma_grad(shape, x.clamp_min(torch.finfo(x.dtype).tiny))
+    return x + by_shape * (shape - shape.detach())
 
 
 # --- Gaussian-Wishart: full precision ---------------------------------------------------------------------------

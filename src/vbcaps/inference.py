@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from vbcaps.layers import Capsules
 from vbcaps.models import Scores
+from vbcaps.vae import Reconstruction
 
 
-def probabilities(out: Capsules | Scores, temperature: float = 1.0) -> Tensor:
+def probabilities(out: Capsules | Scores | Reconstruction, temperature: float = 1.0) -> Tensor:
     """Return probabilities ``n c``, the softmax of a network's logits over a temperature."""
     return (out.logits / temperature).softmax(1)
 

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from vbcaps.distributions import expected_log_pi
 from vbcaps.layers import RoutingResult
-from vbcaps.models import Reconstruction
 from vbcaps.routing import Posterior
+from vbcaps.vae import Reconstruction
 
 
 def activation_nll_loss(activations: Tensor, target: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
@@ -110,19 +110,20 @@ def spread_margin(step: int, steps: int, *, low: float = 0.2, high: float = 0.9)
 
 
 class VAELoss(NamedTuple):
-    """The parts of `vae_loss`, means over the batch: ``total = divergence + reconstruction``."""
+    """The parts of `vae_loss`, means over the batch: ``total = beta * divergence + reconstruction``."""
 
     total: Tensor
     divergence: Tensor
     reconstruction: Tensor
 
 
-def vae_loss(x: Tensor, output: Reconstruction) -> VAELoss:
-    r"""Return $L_{VAE} = \frac12 \sum_d (\sigma_d^2 + \mu_d^2 - \ln \sigma_d^2 - 1) + \|x - f(x)\|_F^2$.
+def vae_loss(x: Tensor, output: Reconstruction, *, beta: float | Tensor = 1.0) -> VAELoss:
+    r"""Return $L_{VAE} = \frac{\beta}2 \sum_d (\sigma_d^2 + \mu_d^2 - \ln \sigma_d^2 - 1) + \|x - f(x)\|_F^2$.
 
     Args:
         x: images ``n channels height width``.
         output: what a `CapsVAE` made of them.
+        beta: the weight of the divergence from N(0, I); 1 in the paper.
 
     Example:
         >>> from vbcaps import CapsVAE
@@ -134,7 +135,7 @@ def vae_loss(x: Tensor, output: Reconstruction) -> VAELoss:
         raise ValueError(f"x has shape {tuple(x.shape)}, its reconstruction {tuple(output.images.shape)}")
     divergence = 0.5 * (output.var + output.mean.square() - output.var.log() - 1).sum(-1).mean()
     reconstruction = (x - output.images).square().flatten(1).sum(1).mean()
-    return VAELoss(divergence + reconstruction, divergence, reconstruction)
+    return VAELoss(beta * divergence + reconstruction, divergence, reconstruction)
 
 
 def total_loss(classification: Tensor, vae: VAELoss | None = None, *, eta: float = 1e-3) -> Tensor:

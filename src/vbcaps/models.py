@@ -1,6 +1,6 @@
-"""The paper's networks {F, d1, d2, d3, d4}, a plain CNN to compare them with, and the Capsule-VAE.
+"""The paper's networks {F, d1, d2, d3, d4}, and a plain CNN to compare them with.
 
-Axes: n image, j class, d pose entry, p p pose matrix.
+Axes: n image, j class, p p pose matrix.
 """
 
 import re
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from vbcaps.layers import Capsules, ClassCaps, ConvCaps, LayerTrace, PrimaryCaps, check_counts
 from vbcaps.norm import BatchNorm2d
-from vbcaps.routing import Posterior
 
 STEMS = ("conv", "residual")
 IMAGE_SIZES = range(20, 257)
@@ -211,9 +210,6 @@ class ConvNet(nn.Module):
         return x.mean((2, 3))
 
 
-Network = CapsNet | ConvNet  # what a recipe trains
-
-
 def check_network(
     arch: Sequence[int], in_channels: int, num_classes: int, image_size: int | tuple[int, int], stem: str
 ) -> tuple[tuple[int, ...], tuple[int, int]]:
@@ -293,130 +289,3 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.conv2(F.relu(self.conv1(x))) + self.shortcut(x))
-
-
-class Reconstruction(NamedTuple):
-    """The output of a `CapsVAE`: the network's capsules, and one class capsule decoded.
-
-    Args:
-        activations, poses, logits, posterior: of every class, see `Capsules`.
-        images: the decoded images, ``n channels height width``.
-        label: the class whose capsule was decoded, ``n``.
-        code: the sample that was decoded, ``n d``.
-        mean: the capsule's posterior mean, ``n d``.
-        var: its variance, 1 / diag(E[Lambda]), ``n d``.
-    """
-
-    activations: Tensor
-    poses: Tensor
-    logits: Tensor
-    posterior: Posterior
-    images: Tensor
-    label: Tensor
-    code: Tensor
-    mean: Tensor
-    var: Tensor
-
-
-SAMPLINGS = ("shortcut", "posterior")
-
-
-class CapsVAE(nn.Module):
-    r"""A Capsule-VAE: the class capsule's posterior is the latent code.
-
-    In ``eval`` mode the code is the posterior mean $m_j$, in training a sample.
-
-    Args:
-        args, options: those of `CapsNet`; the routing must be ``"vb"``.
-        sampling: how the code is drawn in training, one of the paper's two ways. ``"posterior"`` draws $\Lambda_j$ and
-            then $\mu_j$ from the Gaussian-Gamma (Gaussian-Wishart) posterior; ``"shortcut"`` takes
-            $m_j + \epsilon / \sqrt{\operatorname{diag} E[\Lambda_j]}$.
-        filters: width of the decoder.
-
-    Shape:
-        - Input: images ``n in_channels height width`` and, where given, labels ``n``.
-        - Output: `Reconstruction`.
-
-    Example:
-        >>> from vbcaps.losses import total_loss, vae_loss
-        >>> vae = CapsVAE((32, 8, 8, 8), in_channels=1, num_classes=10, image_size=28)
-        >>> images, labels = torch.rand(4, 1, 28, 28), torch.tensor([3, 1, 4, 1])
-        >>> out = vae(images, labels)
-        >>> loss = total_loss(F.cross_entropy(out.logits, labels), vae_loss(images, out))
-        >>> vae.eval().tweak(images, dim=3, values=[-1.0, 0.0, 1.0]).shape
-        torch.Size([3, 4, 1, 28, 28])
-    """
-
-    def __init__(self, *args: Any, sampling: str = "shortcut", filters: int = 64, **options: Any):
-        super().__init__()
-        if sampling not in SAMPLINGS:
-            raise ValueError(f"sampling must be one of {SAMPLINGS}, got {sampling!r}")
-        self.sampling = sampling
-        self.net = CapsNet(*args, **options)
-        routing = options.get("routing", args[4] if len(args) > 4 else "vb")
-        if routing != "vb":
-            raise ValueError(f"routing must be 'vb', whose posterior a CapsVAE samples from, got {routing!r}")
-        self.decoder = Decoder(self.net, filters)
-
-    def forward(self, x: Tensor, label: Tensor | None = None) -> Reconstruction:
-        """Decode the capsule of ``label``, ``n`` of int64; without it that of the predicted class."""
-        caps = self.net(x)
-        label = caps.logits.argmax(1) if label is None else label
-        if label.shape != x.shape[:1] or label.dtype != torch.int64:
-            raise ValueError(f"label must be (n,) = ({len(x)},) of int64, got {tuple(label.shape)} of {label.dtype}")
-        if not torch.compiler.is_compiling() and not 0 <= int(label.min()) <= int(label.max()) < self.net.num_classes:
-            raise ValueError(
-                f"label must lie from 0 to {self.net.num_classes - 1}, got {int(label.min())} to {int(label.max())}"
-            )
-        q, rows = caps.posterior, torch.arange(len(label), device=label.device)
-        mean, var = q.m[rows, label], q.variance()[rows, label]
-        code = mean
-        if self.training and self.sampling == "posterior":
-            code = q.sample()[0][rows, label]
-        elif self.training:
-            code = mean + torch.randn_like(mean) * var.sqrt()
-        images = self.decoder(code, label)
-        return Reconstruction(caps.activations, caps.poses, caps.logits, q, images, label, code, mean, var)
-
-    def tweak(self, x: Tensor, dim: int, values: Sequence[float] | Tensor, label: Tensor | None = None) -> Tensor:
-        """Decode ``x`` with one pose entry moved.
-
-        Args:
-            x: images ``n in_channels height width``.
-            dim: the pose entry, from 0 to p p - 1.
-            values: k numbers that are added to the posterior mean of that entry.
-            label: as in ``forward``.
-
-        Returns:
-            Images ``k n in_channels height width``.
-        """
-        size = self.net.class_caps.pose_size**2
-        if not 0 <= dim < size:
-            raise ValueError(f"dim must be a pose entry from 0 to {size - 1}, got {dim}")
-        out = self(x, label)
-        shift = torch.eye(size, dtype=out.mean.dtype, device=out.mean.device)[dim]
-        return torch.stack([self.decoder(out.mean + float(v) * shift, out.label) for v in values])
-
-
-class Decoder(nn.Module):
-    """Decode a class capsule to an image of the network's size by five transposed convolutions; others are masked."""
-
-    def __init__(self, net: CapsNet, filters: int):
-        super().__init__()
-        if filters < 4:
-            raise ValueError(f"filters must be at least 4, got {filters}")
-        self.num_classes, self.image_size = net.num_classes, net.image_size
-        first = (-(-net.image_size[0] // 16), -(-net.image_size[1] // 16))  # four doublings reach the image
-        widths = (net.num_classes * net.class_caps.pose_size**2, filters, filters, filters // 2, filters // 4)
-        self.deconv1 = nn.Sequential(nn.ConvTranspose2d(widths[0], widths[1], first), nn.ReLU())
-        self.deconv2, self.deconv3, self.deconv4 = (
-            nn.Sequential(nn.ConvTranspose2d(widths[k], widths[k + 1], 4, 2, 1), nn.ReLU()) for k in (1, 2, 3)
-        )
-        self.deconv5 = nn.ConvTranspose2d(widths[4], net.in_channels, 4, 2, 1)
-
-    def forward(self, code: Tensor, label: Tensor) -> Tensor:  # n d, n
-        mask = F.one_hot(label, self.num_classes).to(code.dtype)
-        x = (mask[:, :, None] * code[:, None]).flatten(1)[..., None, None]  # n (j d) 1 1
-        for deconv in (self.deconv1, self.deconv2, self.deconv3, self.deconv4, self.deconv5):
-            x = deconv(x)
-        return x[:, :, : self.image_size[0], : self.image_size[1]]

@@ -224,7 +224,7 @@ def test_a_loss_on_activations_has_no_scale_to_copy(source, shifted_data, tmp_pa
         assert fit(recipe, tmp_path / "b", device="cpu", weights=source).net.class_caps.scale is None
 
 
-SIDES = dict(affnist=28, cifar10=32, fashion=28, smallnorb=36, svhn=32)  # of the images they were trained on
+SIDES = dict(affnist=28, cifar10=32, fashion=28, smallnorb=36, svhn=32, vae=28)  # of the images they were trained on
 
 
 def test_the_recipe_of_fine_tuning_has_the_network_and_the_input_of_the_weights():

@@ -1,4 +1,4 @@
-"""The command line: ``vbcaps train | eval | predict | uncertainty | recipes | data | figures``.
+"""The command line: ``vbcaps train``, ``eval``, ``predict``, ``uncertainty``, ``reconstruct`` and others.
 
 Commands parse, call and print. PyTorch takes seconds to import, so each command imports modules that need it only when
 it runs. `train`, whose flags come from the recipe, is a separate program (``vbcaps.cli.train``).
@@ -344,3 +344,6 @@ def known_dataset(name: str) -> str:
             f"there is no dataset {name!r}{nearest(name, FACTS)} (`vbcaps data list`)", param_hint="DATASET"
         )
     return name
+
+
+from vbcaps.cli import vae as _vae  # noqa: E402, F401  (it adds its commands to ``app``)

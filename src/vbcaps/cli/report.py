@@ -188,6 +188,7 @@ def tested(evaluation: "Evaluation", what: str) -> str:
     return (
         f"{what}: error {percent(evaluation.error)} (95% interval {percent(low)} to {percent(high)}), "
         f"accuracy {percent(1 - evaluation.error)}, {evaluation.count:,} images"
+        + ("" if evaluation.reconstruction is None else f"; squared error {evaluation.reconstruction:.4f} a pixel")
     )
 
 
@@ -213,8 +214,9 @@ def draw(picture: Callable[[], Path | Sequence[Path]], quiet: bool = False) -> N
 def draw_run(model: "Model", data_folder: Path | None) -> None:
     """Draw the pictures of a finished run beside its other files."""
     from vbcaps.figures.capsules import capsules
-    from vbcaps.models import CapsNet
+    from vbcaps.figures.vae import reconstructions, samples
     from vbcaps.training.loop import prepare
+    from vbcaps.vae import CapsVAE, capsules_of
 
     result = model.result
     if result is None:
@@ -228,11 +230,14 @@ def draw_run(model: "Model", data_folder: Path | None) -> None:
         some = split.take(by_class[:: max(len(by_class) // SHOWN, 1)][:SHOWN].to(split.labels.device))
         images, labels, scores = some.images.cpu().numpy(), some.labels.tolist(), model.predict(some.images).numpy()
         drawn.append(pictures.predictions(images, scores, model.classes, result.folder / "predictions.png", labels))
-        if isinstance(model.net, CapsNet):
+        if capsules_of(model.net) is not None:
             right = [k for k, label in enumerate(labels) if scores[k].argmax() == label]
             k = right[0] if right else 0
             path = result.folder / "capsules.png"
             drawn.append(capsules(model, some.images[k], path, truth=model.classes[labels[k]]))
+        if isinstance(model.net, CapsVAE):
+            drawn.append(reconstructions(model, some.images, result.folder / "reconstructions.png"))
+            drawn.append(samples(model, result.folder / "samples.png"))
         return drawn
 
     draw(pictures_of_run, quiet=True)

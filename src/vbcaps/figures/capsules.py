@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from vbcaps.figures.run import BLUE, GREY, ORANGE, new_figure, picture_of, save
-from vbcaps.models import CapsNet
 from vbcaps.routing import Posterior
+from vbcaps.vae import capsules_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -88,14 +88,15 @@ def capsules(model: "Model", image: object, path: str | Path, *, truth: str | No
         The path.
     """
     pixels = model.read(image)
-    if len(pixels) != 1 or not isinstance(model.net, CapsNet):
+    net = capsules_of(model.net)
+    if len(pixels) != 1 or net is None:
         raise ValueError("capsules are drawn of one image, and of a network that has capsules")
     probabilities = model.predict(pixels)[0]
     was = model.training
     model.eval()
     x = model.view.test(pixels.to(next(model.parameters()).device))
     with torch.no_grad():
-        trace = model.net.trace(x)
+        trace = net.trace(x)
     model.train(was)
     best = probabilities.argsort(descending=True)[:ROWS].tolist()
     iterations = len(trace.layers["class_caps"].iterations)

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from vbcaps.data import Split, View
 from vbcaps.inference import evaluating, exact_convolutions, probabilities
-from vbcaps.models import Network
 from vbcaps.training.distributed import ALONE, Group
 from vbcaps.training.step import Graph
+from vbcaps.vae import CapsVAE, Network, Reconstruction
 from vbcaps.weights.model import Model
 
 Z95 = 1.959963984540054  # a standard normal variable lies between -Z95 and Z95 with probability 0.95
@@ -24,7 +24,10 @@ Z95 = 1.959963984540054  # a standard normal variable lies between -Z95 and Z95 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Errors are shares from 0 to 1; ``confusion[truth][answer]`` are counts."""
+    """Errors are shares from 0 to 1; ``confusion[truth][answer]`` are counts.
+
+    A VAE decodes the class that it predicts, from the posterior mean.
+    """
 
     error: float
     interval: tuple[float, float]  # Wilson's, 95%
@@ -32,6 +35,7 @@ class Evaluation:
     crops: int
     per_class: list[dict[str, Any]]  # name, count, error, interval
     confusion: list[list[int]]
+    reconstruction: float | None = None  # of a VAE: squared error for each pixel, on pixels from 0 to 1
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -64,7 +68,7 @@ def evaluate(model: Model, split: Split, *, crops: int = 1, batch_size: int = 25
     classes = model.classes
     parts = model.net, split.images, model.view, len(classes)
     score = Scorer(*parts, crops=crops, temperature=model.temperature, batch_size=batch_size)
-    return summary(score(), split.labels, classes, crops)
+    return summary(score(), split.labels, classes, crops, errors=score.errors)
 
 
 class Scorer:
@@ -101,7 +105,11 @@ class Scorer:
         self.at = torch.zeros((), dtype=torch.int64, device=device)  # first image of the next batch
         self.steps = torch.arange(self.batch, device=device)
         self.scores = torch.zeros(self.batches * self.batch, num_classes, device=device)
-        self.graph = Graph(self.work, lambda: [self.at, self.scores], device, stream)
+        self.errors = torch.zeros(self.batches * self.batch, device=device) if isinstance(net, CapsVAE) else None
+        self.graph = Graph(self.work, self.state, device, stream)
+
+    def state(self) -> list[Tensor]:
+        return [self.at, self.scores] if self.errors is None else [self.at, self.scores, self.errors]
 
     @torch.no_grad()
     def __call__(self) -> Tensor:
@@ -117,13 +125,29 @@ class Scorer:
         images = self.images.index_select(0, index.clamp(max=self.count - 1))  # the last batch is filled up
         x = self.view.crops(images, self.crops)  # k n channel y x
         with exact_convolutions():
-            scores = probabilities(self.net(x.flatten(0, 1)), self.temperature)
+            out = self.net(x.flatten(0, 1))
+        scores = probabilities(out, self.temperature)
+        if self.errors is not None:
+            assert isinstance(out, Reconstruction)
+            errors = (x.flatten(0, 1) - out.images.clamp(0, 1)).square().flatten(1).mean(1)
+            self.errors.index_copy_(0, index, errors.unflatten(0, x.shape[:2]).mean(0))
         self.scores.index_copy_(0, index, scores.unflatten(0, x.shape[:2]).mean(0))
         self.at.add_(self.batch)
 
 
-def summary(scores: Tensor, labels: Tensor, classes: Sequence[str], crops: int = 1, group: Group = ALONE) -> Evaluation:
-    """Return errors from probabilities ``n c`` and labels ``n``, over the images of all processes."""
+def summary(
+    scores: Tensor,
+    labels: Tensor,
+    classes: Sequence[str],
+    crops: int = 1,
+    group: Group = ALONE,
+    errors: Tensor | None = None,
+) -> Evaluation:
+    """Return errors from probabilities ``n c`` and labels ``n``, over the images of all processes.
+
+    Args:
+        errors: the squared error of each image of a VAE for each pixel; those after the n-th are left out.
+    """
     c = len(classes)
     pairs = torch.bincount((labels * c + scores.argmax(1)).cpu(), minlength=c * c)
     confusion = group.sum(pairs.to(scores.device)).view(c, c).tolist()
@@ -134,7 +158,10 @@ def summary(scores: Tensor, labels: Tensor, classes: Sequence[str], crops: int =
         per_class.append(row)
     count = sum(map(sum, confusion))
     wrong = count - sum(confusion[j][j] for j in range(c))
-    return Evaluation(wrong / count, wilson(wrong, count), count, crops, per_class, confusion)
+    reconstruction = None
+    if errors is not None:
+        reconstruction = float(group.sum(errors[: len(labels)].double().sum())) / count
+    return Evaluation(wrong / count, wilson(wrong, count), count, crops, per_class, confusion, reconstruction)
 
 
 def wilson(wrong: int, count: int) -> tuple[float, float]:

@@ -14,13 +14,23 @@ from torch.nn.parallel import DistributedDataParallel
 from vbcaps.data import Split, View
 from vbcaps.data.augment import mixup
 from vbcaps.layers import Capsules
-from vbcaps.losses import activation_nll_loss, evidence_loss, spread_loss, spread_margin
-from vbcaps.models import Network, Scores
+from vbcaps.losses import (
+    VAELoss,
+    activation_nll_loss,
+    evidence_loss,
+    spread_loss,
+    spread_margin,
+    total_loss,
+    vae_loss,
+)
+from vbcaps.models import Scores
 from vbcaps.training.distributed import ALONE, Group, synchronise
 from vbcaps.training.muon import Muon, is_map
 from vbcaps.training.recipe import Recipe
 from vbcaps.training.step import Graph
+from vbcaps.vae import CapsVAE, Network, Reconstruction
 
+PARTS = ("classification", "divergence", "reconstruction")  # of the loss of a VAE
 NEVER = 2**62  # the value of Totals.bad if every loss was finite
 
 
@@ -34,6 +44,7 @@ class Totals(NamedTuple):
     loss: float  # mean
     error: float
     bad: int  # first step whose loss was not finite, or NEVER
+    parts: dict[str, float]  # of a VAE's loss: classification, divergence, and reconstruction for each pixel
 
 
 def epoch_plan(seed: int, epoch: int, count: int, draws: int) -> tuple[Tensor, Tensor]:
@@ -67,7 +78,7 @@ class Learner:
         begin_with: Callable[[Network], None] | None = None,
     ):
         self.recipe, self.train, self.view, self.group, self.stream = recipe, train, view, group, stream
-        self.classes, self.draws = classes, view.draws + (recipe.mixup > 0)
+        self.classes = classes
         device, count = train.images.device, len(train.labels)
         batch = min(recipe.batch, count)
         if batch % group.size:
@@ -84,15 +95,19 @@ class Learner:
         if begin_with is not None:  # trained weights instead of random ones
             begin_with(self.net)
         self.net.to(device)
+        of_code = self.net.draws if isinstance(self.net, CapsVAE) else 0
+        self.draws = view.draws + (recipe.mixup > 0) + of_code
         self.module: nn.Module = self.net
         if group.size > 1:
             self.module = DistributedDataParallel(synchronise(self.net))
         self.order = torch.zeros(self.steps, self.share, dtype=torch.int64, device=device)
         self.u = torch.zeros(self.steps, self.share, self.draws, device=device)
-        self.rates = torch.zeros(self.steps, 3, device=device)  # learning rate, margin, share in the average
-        self.rate = torch.zeros(1, 3, device=device)
+        # Learning rate, margin, share in the average, weight of the divergence.
+        self.rates = torch.zeros(self.steps, 4, device=device)
+        self.rate = torch.zeros(1, 4, device=device)
         self.k = torch.zeros(1, dtype=torch.int64, device=device)  # the next step
-        self.sums = torch.zeros(2, dtype=torch.float64, device=device)  # loss and errors, over images
+        # Over images: loss and errors, and for a VAE classification, divergence and reconstruction.
+        self.sums = torch.zeros(5 if of_code else 2, dtype=torch.float64, device=device)
         self.bad = torch.full((1,), NEVER, device=device)
         self.ema = copy.deepcopy(self.net).eval().requires_grad_(False) if recipe.ema else None
         self.optimisers = self.make_optimisers()
@@ -132,7 +147,12 @@ class Learner:
         self.u.copy_(u[:taken].view(self.steps, self.batch, -1)[:, mine])
         first, total = self.epoch * self.steps, r.epochs * self.steps
         rates = [
-            (r.learning_rate(t, self.steps), spread_margin(t, max(total // 2, 1)), r.average_share(t))
+            (
+                r.learning_rate(t, self.steps),
+                spread_margin(t, max(total // 2, 1)),
+                r.average_share(t),
+                r.divergence_weight(t, self.steps),
+            )
             for t in range(first, first + self.steps)
         ]
         self.rates.copy_(torch.tensor(rates))
@@ -148,10 +168,10 @@ class Learner:
         """Gather, augment, forward, loss, backward, update, average."""
         k = self.k.clamp(max=self.steps - 1)  # a capture may run past the end of the epoch, and is undone
         self.rate.copy_(self.rates.index_select(0, k))
-        x, y, target = self.images(k)
+        x, y, target, u = self.images(k)
         self.net.zero_grad(set_to_none=True)
-        out = self.module(x)
-        loss = self.loss(out, target)
+        out = self.forward(x, y, u)
+        loss, parts = self.loss(out, x, target)
         loss.backward()
         for optimiser in self.optimisers:
             optimiser.step()
@@ -159,28 +179,37 @@ class Learner:
             if self.ema is not None:
                 self.average()
             wrong = (out.logits.argmax(1) != y).sum()
-            self.sums.add_(torch.stack([loss.detach() * self.share, wrong]))
+            self.sums.add_(torch.stack([loss.detach() * self.share, wrong, *(self.share * p.detach() for p in parts)]))
             self.bad.copy_(torch.where(loss.isfinite(), self.bad, torch.minimum(self.bad, k)))
             self.k.add_(1)
 
-    def images(self, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the input of step ``k``, its labels, and the targets of the loss, which mixup blends."""
+    def images(self, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the input of step ``k``, its labels, the targets of the loss, which mixup blends, and the uniform
+        numbers that decide the codes of a VAE, ``n draws``."""
         index, u = self.order.index_select(0, k)[0], self.u.index_select(0, k)[0]
         x = self.view.train(self.train.images.index_select(0, index), u[:, : self.view.draws])
         y = self.train.labels.index_select(0, index)
         if not self.recipe.mixup:
-            return x, y, y
+            return x, y, y, u[:, self.view.draws :]
         x, target = mixup(x, y, self.recipe.mixup * u[:, -1, None, None, None], self.classes)
-        return x, y, target
+        return x, y, target, u[:, self.view.draws :]
 
-    def loss(self, out: Capsules | Scores, y: Tensor) -> Tensor:
-        loss = self.classification(out, y)
+    def forward(self, x: Tensor, y: Tensor, u: Tensor) -> Capsules | Scores | Reconstruction:
+        return self.module(x, y, u) if isinstance(self.net, CapsVAE) else self.module(x)
+
+    def loss(self, out: Capsules | Scores | Reconstruction, x: Tensor, y: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the loss of images ``x`` with targets ``y``, and the parts of a VAE's loss."""
+        classification = self.classification(out, y)
         if self.recipe.evidence:
-            assert isinstance(out, Capsules)
-            loss = loss + self.recipe.evidence * evidence_loss(out.posterior, y)
-        return loss
+            assert not isinstance(out, Scores)
+            classification = classification + self.recipe.evidence * evidence_loss(out.posterior, y)
+        if not isinstance(out, Reconstruction):
+            return classification, ()
+        of_vae: VAELoss = vae_loss(x, out, beta=self.rate[0, 3])
+        parts = classification, of_vae.divergence, of_vae.reconstruction / x[0].numel()
+        return total_loss(classification, of_vae, eta=self.recipe.eta), parts
 
-    def classification(self, out: Capsules | Scores, y: Tensor) -> Tensor:
+    def classification(self, out: Capsules | Scores | Reconstruction, y: Tensor) -> Tensor:
         if self.recipe.loss == "spread":
             return spread_loss(out.activations, y, self.rate[0, 1])
         if self.recipe.loss_on == "activations":
@@ -210,10 +239,11 @@ class Learner:
 
     def totals(self) -> Totals:
         """Wait for the device, and return the totals of the epoch so far."""
-        loss, wrong = self.group.sum(self.sums).tolist()
+        loss, wrong, *parts = self.group.sum(self.sums).tolist()
         bad = -self.group.largest(-int(self.bad), self.bad.device)
         images = max(self.step * self.batch, 1)
-        return Totals(loss / images, wrong / images, bad)
+        named = {name: part / images for name, part in zip(PARTS, parts, strict=False)}
+        return Totals(loss / images, wrong / images, bad, named)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors that a run needs to resume, by name; ``sums`` are those of this process."""
@@ -254,10 +284,10 @@ def diagnose(learner: Learner, bad: int) -> NonFinite:
         return hook
 
     hooks = [module.register_forward_hook(watch(name)) for name, module in learner.net.named_modules() if name]
-    x, _, target = learner.images(learner.k)
+    x, y, target, u = learner.images(learner.k)
     if not bool(x.isfinite().all()):
         found.append("its input, the augmented images,")
-    loss = learner.loss(learner.module(x), target)
+    loss, _ = learner.loss(learner.forward(x, y, u), x, target)
     for handle in hooks:
         handle.remove()
     if found:

@@ -14,6 +14,7 @@ from typing import TypedDict, Unpack
 import torch
 
 from vbcaps.data import Split, hold_out, load_dataset, viewpoints
+from vbcaps.inference import evaluating, exact_convolutions
 from vbcaps.kernels.cpu.launch import why_no_library
 from vbcaps.training.checkpoint import fingerprint
 from vbcaps.training.distributed import Group, join, leave, started_by_torchrun
@@ -25,6 +26,7 @@ from vbcaps.training.recipes import recipe as named_recipe
 from vbcaps.training.runfolder import seed_folders
 from vbcaps.training.runlog import Board, Data, Event, Result, RunLog, check_folder
 from vbcaps.uncertainty.predictive import fit_temperature
+from vbcaps.vae import CapsVAE
 from vbcaps.weights.model import Model
 from vbcaps.weights.transfer import Start
 
@@ -252,17 +254,29 @@ def loop(
                 if wish == 2:
                     raise Interrupted(stop.signal or signal.SIGTERM, folder)
         totals, speed = sound(learner, log), log.epoch_speed()
-        validation = None if validate is None else validate().error
+        validation = None if validate is None else validate()
         log.end_epoch(totals, speed, validation)
-        send(log.event("epoch", totals, validation))
+        send(log.event("epoch", totals, None if validation is None else validation.error))
         if board is not None:
             board.write(log.rows[-1])
     chosen = log.choose()
+    fit_codes(learner)
     temperature = temperature_of(learner, data.validation, data.classes) if log.held_out else None
     test, familiar = (scorer(learner, split, data.classes) for split in log.to_test())
     model = log.finish(chosen, temperature, test and test(), familiar and familiar())
     send(log.event("end", result=model.result))
     return model
+
+
+def fit_codes(learner: Learner, batch_size: int = 256) -> None:
+    """Give a VAE the Gaussian of each class's codes, over all training images; it draws samples from them."""
+    vae, train, view = learner.weights, learner.train, learner.view
+    if not isinstance(vae, CapsVAE):
+        return
+    with torch.no_grad(), evaluating(vae), exact_convolutions():
+        parts = zip(train.images.split(batch_size), train.labels.split(batch_size), strict=True)
+        codes = torch.cat([vae(view.test(images), labels).mean for images, labels in parts])
+    vae.fit_codes(codes, train.labels)
 
 
 def sound(learner: Learner, log: RunLog) -> Totals:
@@ -277,7 +291,7 @@ def sound(learner: Learner, log: RunLog) -> Totals:
 
 def why_slow(recipe: Recipe, device: torch.device) -> str:
     """Return a warning if routing on a CPU runs without its kernels, else ""; this compiles the kernels."""
-    routed = recipe.network == "caps" and recipe.precision != "full"
+    routed = recipe.network != "cnn" and recipe.precision != "full"
     if device.type != "cpu" or recipe.backend != "auto" or not routed:
         return ""
     why = why_no_library()
@@ -292,7 +306,7 @@ def scorer(learner: Learner, split: Split | None, classes: tuple[str, ...]) -> C
     if group.size > 1:  # a single process copies nothing: several seeds share the data
         mine = split.take(torch.arange(group.rank, len(split.labels), group.size, device=split.labels.device))
     score = Scorer(learner.weights, mine.images, learner.view, len(classes), stream=learner.stream)
-    return lambda: summary(score(), mine.labels, classes, group=group)
+    return lambda: summary(score(), mine.labels, classes, group=group, errors=score.errors)
 
 
 def temperature_of(learner: Learner, split: Split | None, classes: tuple[str, ...]) -> float | None:

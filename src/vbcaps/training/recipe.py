@@ -13,20 +13,20 @@ from vbcaps.removed import without_removed
 
 if TYPE_CHECKING:  # PyTorch takes seconds to import, and a recipe can be listed, changed and checked without
     from vbcaps.data import View
-    from vbcaps.models import Network
     from vbcaps.prior import Prior
+    from vbcaps.vae import Network
 
 # The allowed words of a field; a test compares them with the modules that implement them.
 CHOICES: dict[str, tuple[str, ...]] = dict(
     dataset=tuple(FACTS),
-    network=("caps", "cnn"), stem=("conv", "residual"), routing=("vb", "em", "dynamic"),
+    network=("caps", "cnn", "vae"), stem=("conv", "residual"), routing=("vb", "em", "dynamic"),
     activation=("released", "paper"), through=("all", "last"), precision=("gamma", "wishart", "full"),
     learn=("alpha0", "m0", "kappa0", "Psi0", "nu0"), init=("glorot", "identity"),
     backend=("auto", "reference", "plain", "triton", "cpu"), loss=("nll", "spread"), loss_on=("activations", "logits"),
     optimiser=("adam", "adamw", "muon", "sgd"), schedule=("constant", "exponential", "steps", "cosine", "onecycle"),
     viewpoint=("azimuth", "elevation"), hold_out=("images", "objects"),
     standardise=("image", "crop", "dataset", "none"), fill=("black", "mean", "edge"),
-    resample=("bilinear", "bicubic"),
+    resample=("bilinear", "bicubic"), sampling=("shortcut", "posterior"),
 )  # fmt: skip
 # Number fields: the smallest and the largest value allowed.
 RANGES: dict[str, tuple[float, float]] = dict(
@@ -35,12 +35,14 @@ RANGES: dict[str, tuple[float, float]] = dict(
     stretch=(0, 0.9), cutout=(0, 256), mixup=(0, 0.5), iters=(1, 100),
     temperature=(1e-6, 1e6), min_var=(1e-9, 1e6), gain=(1e-3, 1e3), noise=(0, 1), batch=(1, 65536), epochs=(1, 100_000),
     lr=(0, 100), momentum=(0, 0.9999), weight_decay=(0, 1), warmup=(0, 100_000), decay=(0, 1), final=(0, 1),
-    ema=(0, 0.999999), evidence=(0, 1000), save_seconds=(0, math.inf),
+    ema=(0, 0.999999), evidence=(0, 1000), save_seconds=(0, math.inf), eta=(0, 1e6), beta=(0, 1e6),
+    kl_warmup=(0, 100_000), decoder=(4, 4096),
 )  # fmt: skip
 PRIOR = ("alpha0", "m0", "kappa0", "psi0", "nu0")
 VB_ONLY = ("activation", "through", "precision", *PRIOR, "learn", "evidence")
 EM_ONLY = ("temperature", "min_var")
 CAPS_ONLY = ("routing", "iters", *VB_ONLY, *EM_ONLY, "norm_pose", "norm_logit", "init", "gain", "noise", "backend")
+VAE_ONLY = ("eta", "beta", "kl_warmup", "sampling", "decoder")
 
 
 def _field(default: Any, help: str) -> Any:
@@ -87,7 +89,7 @@ class Recipe:
     cutout: int = _field(0, "blank a square of this side at a random place in training images; 0: off")
     mixup: float = _field(0.0, "nll: blend each training image and label with another, up to this share; 0: off")
 
-    network: str = _field("caps", "capsules, or a plain CNN with the same receptive fields to compare them with")
+    network: str = _field("caps", "capsules, a plain CNN with the same receptive fields, or capsules with a decoder")
     arch: tuple[int, ...] = _field(
         (64, 16, 16, 16), "F,d1,d2,d3: filters of the stem, then capsule types (CNN: filters) of each layer"
     )
@@ -111,12 +113,17 @@ class Recipe:
     gain: float = _field(1.0, "factor on Glorot's initial transformations")
     noise: float = _field(0.01, "standard deviation of the noise on identity transformations")
     backend: str = _field("auto", "which kernels route; auto takes the fastest that are available")
+    sampling: str = _field("shortcut", "VAE: draw the code by the paper's short cut, or from the posterior")
+    decoder: int = _field(64, "VAE: filters of the decoder")
 
     loss: str = _field("nll", "negative log likelihood, or spread (the margin grows from 0.2 to 0.9 in the first half)")
     loss_on: str = _field(
         "activations", "nll: softmax of the activations, as in the released code, or of scaled logits"
     )
     evidence: float = _field(0.0, "VB: weight of -E(ln pi) of the right class in the loss; 0: off")
+    eta: float = _field(1e-3, "VAE: weight of the VAE loss beside the classification loss")
+    beta: float = _field(1.0, "VAE: weight of the divergence within the VAE loss; 1 in the paper")
+    kl_warmup: float = _field(0.0, "VAE: epochs in which beta rises from 0")
     batch: int = _field(32, "images in a step, all processes together")
     epochs: int = _field(350, "passes over the training images; warmup and milestones follow unless they are given")
     optimiser: str = _field("adam", "Adam, AdamW, SGD with momentum, or Muon (with AdamW for all but matrices)")
@@ -163,16 +170,22 @@ class Recipe:
             self.prior()
 
     def _validate_combinations(self) -> None:
-        owners = (("network", "caps", CAPS_ONLY), ("routing", "vb", VB_ONLY), ("routing", "em", EM_ONLY))
-        for field, only, fields in owners:
-            other = getattr(self, field)
-            for one in fields if other != only else ():
-                if getattr(self, one) != getattr(Recipe, one):
+        owners = (
+            ("network", ("caps", "vae"), CAPS_ONLY), ("network", ("vae",), VAE_ONLY),
+            ("routing", ("vb",), VB_ONLY), ("routing", ("em",), EM_ONLY),
+        )  # fmt: skip
+        for field, allowed, fields in owners:
+            now = getattr(self, field)
+            for one in fields if now not in allowed else ():
+                value = getattr(self, one)
+                if value != getattr(Recipe, one):
                     raise ValueError(
-                        f"{one} belongs to {field}={only!r}, got {one}={getattr(self, one)!r} with {field}={other!r}"
+                        f"{one} belongs to {field}={allowed[0]!r}, got {one}={value!r} with {field}={now!r}"
                     )
         if self.network == "cnn" and self.loss_on != "logits":
             raise ValueError(f"network='cnn' has only logits: loss_on must be 'logits', got {self.loss_on!r}")
+        if self.network == "vae":
+            self._validate_vae()
         if self.loss == "spread" and self.loss_on != "activations":
             raise ValueError(f"loss='spread' needs loss_on='activations', got loss_on={self.loss_on!r}")
         if self.loss == "spread" and self.mixup:
@@ -202,6 +215,23 @@ class Recipe:
                 f"dataset='affnist' has images of two sizes, which cannot be resized: got image_size={self.image_size}"
             )
 
+    def _validate_vae(self) -> None:
+        if self.routing != "vb":
+            raise ValueError(f"network='vae' samples from VB's posterior: routing must be 'vb', got {self.routing!r}")
+        if self.standardise != "none":
+            raise ValueError(
+                f"network='vae' decodes images of 0 to 1: standardise must be 'none', got {self.standardise!r}"
+            )
+        if self.mixup:
+            raise ValueError(f"network='vae' decodes one class of each image: mixup must be 0, got {self.mixup}")
+        if self.precision == "full" and self.sampling == "posterior":
+            raise ValueError(
+                "sampling='posterior' needs a diagonal precision in training: precision must be 'gamma' or 'wishart', "
+                "got 'full'"
+            )
+        if self.kl_warmup > self.epochs:
+            raise ValueError(f"kl_warmup must be at most epochs={self.epochs}, got {self.kl_warmup:g}")
+
     def view(self) -> "View":
         """Return how images become the network's input; standardise='dataset' must still be fitted."""
         from vbcaps.data import View
@@ -221,6 +251,7 @@ class Recipe:
     def net(self, in_channels: int, num_classes: int) -> "Network":
         """Build the network; its initial weights come from torch's random numbers."""
         from vbcaps.models import CapsNet, ConvNet
+        from vbcaps.vae import CapsVAE
 
         if self.network == "cnn":
             return ConvNet(self.arch, in_channels, num_classes, self.crop, self.stem)
@@ -229,17 +260,21 @@ class Recipe:
             options |= dict(activation=self.activation, through=self.through, prior=self.prior())
         if self.routing == "em":
             options |= dict(temperature=self.temperature, min_var=self.min_var)
-        return CapsNet(
-            self.arch, in_channels, num_classes, self.crop, self.routing, self.stem, routing_options=options,
-            init=self.init, gain=self.gain, noise=self.noise, norm_pose=self.norm_pose,
+        of_capsules: dict[str, Any] = dict(
+            routing_options=options, init=self.init, gain=self.gain, noise=self.noise, norm_pose=self.norm_pose,
             logit_scale=self.loss_on == "logits", norm_logit=self.norm_logit, backend=self.backend,
         )  # fmt: skip
+        shape = self.arch, in_channels, num_classes, self.crop, self.routing, self.stem
+        if self.network == "vae":
+            return CapsVAE(*shape, sampling=self.sampling, filters=self.decoder, **of_capsules)
+        return CapsNet(*shape, **of_capsules)
 
     def with_epochs(self, epochs: int) -> "Recipe":
         """Return this recipe with another number of epochs and a schedule that is stretched or shortened with it.
 
-        Warm-up and milestones keep their share of the run; milestones that fall on one epoch become one. The average of
-        weights (``ema``) needs no change: it reaches back over at most a ninth of the steps done (``average_share``).
+        Warm-ups and milestones keep their share of the run; milestones that fall on one epoch become one. The average
+        of weights (``ema``) needs no change: it reaches back over at most a ninth of the steps done
+        (``average_share``).
 
         >>> recipe = Recipe(epochs=200, schedule="steps", milestones=(80, 120, 160), warmup=10.0).with_epochs(20)
         >>> recipe.epochs, recipe.milestones, recipe.warmup
@@ -247,8 +282,12 @@ class Recipe:
         """
         _check_type("epochs", epochs, int)
         milestones = {max(round(milestone * epochs / self.epochs), 1) for milestone in self.milestones}
-        warmup = round(self.warmup * epochs / self.epochs, 9)  # 6.8, not 6.800000000000001
-        return dataclasses.replace(self, epochs=epochs, warmup=warmup, milestones=tuple(sorted(milestones)))
+        warmup, kl_warmup = (
+            round(part * epochs / self.epochs, 9) for part in (self.warmup, self.kl_warmup)
+        )  # 6.8, not 6.800000000000001
+        return dataclasses.replace(
+            self, epochs=epochs, warmup=warmup, kl_warmup=kl_warmup, milestones=tuple(sorted(milestones))
+        )
 
     def with_fields(self, **fields: Any) -> "Recipe":
         """Return this recipe with other fields, as `vbcaps train` does: with ``epochs``, the schedule follows
@@ -276,6 +315,11 @@ class Recipe:
             return self.lr * (1 + (self.final - 1) * progress)
         return self.lr
 
+    def divergence_weight(self, step: int, steps: int) -> float:
+        """Return the weight of the VAE's divergence in ``step``, which rises for ``kl_warmup`` epochs."""
+        warm = round(self.kl_warmup * steps)
+        return self.beta * min((step + 1) / warm, 1.0) if warm else self.beta
+
     def average_share(self, step: int) -> float:
         """Return the share of the weights after ``step`` in their moving average, which is large at first so that the
         average forgets the initial weights."""
@@ -298,8 +342,9 @@ class Recipe:
 def not_for(network: str, routing: str) -> tuple[str, ...]:
     """Return the fields that belong to another network or routing."""
     if network == "cnn":
-        return CAPS_ONLY
-    return (VB_ONLY if routing != "vb" else ()) + (EM_ONLY if routing != "em" else ())
+        return CAPS_ONLY + VAE_ONLY
+    owners = ((network, "vae", VAE_ONLY), (routing, "vb", VB_ONLY), (routing, "em", EM_ONLY))
+    return tuple(field for now, owner, fields in owners if now != owner for field in fields)
 
 
 def field_types() -> dict[str, Any]:

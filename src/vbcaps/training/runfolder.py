@@ -3,7 +3,7 @@
     recipe.json         the recipe
     environment.json    commit, command, versions, device and initial weights; "resumed" lists the environments in which
                         the run was resumed
-    metrics.csv         a row for each epoch
+    metrics.csv         a row for each epoch; that of a VAE also has the parts of its loss
     state.safetensors   everything that a run needs to resume; its header has the position and the rows so far as JSON
     last.safetensors    the last weights; the header has their recipe, classes and view, so the file alone is usable
     best.safetensors    the weights with the lowest validation error, if there is a validation share
@@ -23,6 +23,7 @@ from vbcaps.training.files import RunError, read_json
 from vbcaps.training.recipe import Recipe
 
 LATEST = "latest"  # the name in runs/ that leads to the run begun last
+# Each run has these columns; a VAE has more, the names of which its rows give.
 COLUMNS = ("epoch", "loss", "train_error", "validation_error", "lr", "seconds", "images_per_second")
 
 
@@ -76,7 +77,7 @@ def read_metrics(folder: Path) -> list[dict[str, float | None]]:
 def pack_metrics(rows: list[dict[str, Any]]) -> bytes:
     """Return ``metrics.csv`` with these rows."""
     text = io.StringIO(newline="")
-    table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    table = csv.DictWriter(text, list(rows[0]) if rows else COLUMNS, lineterminator="\n")
     table.writeheader()
     table.writerows(rows)
     return text.getvalue().encode()

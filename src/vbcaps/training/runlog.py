@@ -242,15 +242,19 @@ class RunLog:
         """Return the images per second of the epoch's training; call it before validation."""
         return self.speed(self.turned)
 
-    def end_epoch(self, totals: Totals, speed: float, validation: float | None) -> None:
+    def end_epoch(self, totals: Totals, speed: float, validation: Evaluation | None) -> None:
         """Write weights, state and table in this order, so that resuming repairs the effect of a crash between them."""
         learner = self.learner
-        row = dict(
-            epoch=learner.epoch + 1, loss=totals.loss, train_error=totals.error, validation_error=validation,
+        row: dict[str, Any] = dict(
+            epoch=learner.epoch + 1, loss=totals.loss, train_error=totals.error,
+            validation_error=None if validation is None else validation.error,
             lr=self.lr(), seconds=round(self.elapsed(), 3), images_per_second=float(f"{speed:.5g}"),
         )  # fmt: skip
+        if totals.parts:
+            of_validation = None if validation is None else validation.reconstruction
+            row |= totals.parts | dict(validation_reconstruction=of_validation)
         self.rows.append(row)
-        better = validation is not None and (self.best is None or validation <= self.best["validation_error"])
+        better = validation is not None and (self.best is None or validation.error <= self.best["validation_error"])
         self.best = row if better else self.best
         learner.epoch, learner.step = learner.epoch + 1, 0
         learner.sums.zero_()
@@ -262,11 +266,16 @@ class RunLog:
             self.writer({self.folder / name: content for name, content in files.items()})
         self.saved = time.perf_counter()
 
-    def pack_weights(self, row: dict[str, Any], test: float | None = None, temperature: float | None = None) -> bytes:
+    def pack_weights(
+        self, row: dict[str, Any], test: Evaluation | None = None, temperature: float | None = None
+    ) -> bytes:
         about = dict(
-            epoch=row["epoch"], validation_error=row["validation_error"], test_error=test, data=self.data.sum,
+            epoch=row["epoch"], validation_error=row["validation_error"],
+            test_error=None if test is None else test.error, data=self.data.sum,
             version=vbcaps.__version__, commit=commit(),
         )  # fmt: skip
+        if test is not None and test.reconstruction is not None:
+            about |= dict(reconstruction=test.reconstruction)
         if temperature is not None:
             about |= dict(temperature=round(temperature, 4))
         if self.began_with is not None:
@@ -309,7 +318,7 @@ class RunLog:
             matched=self.matched if self.recipe.match else None, test=test, familiar=familiar,
             weights=self.folder / chosen, source=self.data.source,
         )  # fmt: skip
-        weights = self.pack_weights(self.best or last, None if test is None else test.error, temperature)
+        weights = self.pack_weights(self.best or last, test, temperature)
         if self.group.writes:
             write(result.weights, weights)
             write_json(self.folder / "result.json", result.to_json())

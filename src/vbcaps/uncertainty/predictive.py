@@ -61,6 +61,13 @@ def sampled_probabilities(layer: ClassCaps, out: Capsules, samples: int = 32, te
         out: its output, with the posterior.
         samples: how many to draw.
         temperature: divides the logits.
+
+    Example:
+        >>> from vbcaps import CapsNet
+        >>> net = CapsNet(num_classes=5).eval()
+        >>> p = sampled_probabilities(net.class_caps, net(torch.randn(2, 2, 32, 32)))
+        >>> p.shape, bool((p.sum(1) - 1).abs().max() < 1e-5)
+        (torch.Size([2, 5]), True)
     """
     routing, q = _of_vb(layer, out)
     if samples < 1:
@@ -82,6 +89,13 @@ def mean_field_probabilities(layer: ClassCaps, out: Capsules, temperature: float
 
     Args:
         layer, out, temperature: see `sampled_probabilities`.
+
+    Example:
+        >>> from vbcaps import CapsNet
+        >>> net = CapsNet(num_classes=5).eval()
+        >>> p = mean_field_probabilities(net.class_caps, net(torch.randn(2, 2, 32, 32)))
+        >>> p.shape, bool((p.sum(1) - 1).abs().max() < 1e-5)
+        (torch.Size([2, 5]), True)
     """
     routing, q = _of_vb(layer, out)
     E_ln_pi, E_lndet = expected_log_pi(q.alpha), expected_logdet(q, "gamma")

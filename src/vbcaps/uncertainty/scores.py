@@ -44,6 +44,7 @@ from vbcaps.routing.vb import expected_logdet
 from vbcaps.routing.votes import in_fields
 from vbcaps.uncertainty.density import fit_density
 from vbcaps.uncertainty.predictive import votes_of
+from vbcaps.vae import capsules_of
 
 if TYPE_CHECKING:
     from vbcaps.weights.model import Model
@@ -98,13 +99,21 @@ def scores_of(model: "Model", seen: Look) -> dict[str, Tensor]:
 
 
 def posterior_scores(model: "Model", images: Any, *, batch_size: int = 256) -> dict[str, Tensor]:
-    """Return the scores of the posterior alone; an error says what to do where the network has none."""
+    """Return the scores of the posterior alone; an error says what to do where the network has none.
+
+    Example:
+        >>> import vbcaps
+        >>> from vbcaps.uncertainty import posterior_scores
+        >>> found = posterior_scores(vbcaps.load("fashion_small"), torch.zeros(2, 28, 28, dtype=torch.uint8))
+        >>> sorted(found)[:3]
+        ['alpha', 'class_entropy', 'elbo']
+    """
     needs_posterior(model)
     return look(model, images, batch_size=batch_size).scores
 
 
 def needs_posterior(model: "Model") -> None:
-    if not isinstance(model.net, CapsNet) or model.recipe.routing != "vb":
+    if capsules_of(model.net) is None or model.recipe.routing != "vb":
         kind = "a CNN" if isinstance(model.net, ConvNet) else f"routing={model.recipe.routing!r}"
         raise ValueError(
             f"scores of the posterior need a capsule network with VB routing, got {kind}: train one with "
@@ -131,6 +140,12 @@ def look(model: "Model", images: Any, *, features: bool = True, batch_size: int 
         images: anything that ``model.predict`` takes.
         features: whether to return features, too: they take a posterior of every layer.
         batch_size: how many images the network sees at a time.
+
+    Example:
+        >>> import vbcaps
+        >>> seen = look(vbcaps.load("fashion_small"), torch.zeros(2, 28, 28, dtype=torch.uint8))
+        >>> seen.features["class_caps.m"].shape
+        torch.Size([2, 160])
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
@@ -140,7 +155,7 @@ def look(model: "Model", images: Any, *, features: bool = True, batch_size: int 
     with evaluating(model), exact_convolutions():
         for part in pixels.split(batch_size):
             x = model.view.test(part.to(weight.device)).to(weight.dtype)
-            seen.append(_look_at(model.net, x, features))
+            seen.append(_look_at(capsules_of(model.net) or model.net, x, features))
 
     def whole(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
         return {name: torch.cat([part[name] for part in parts]).float().cpu() for name in parts[0]}
@@ -233,6 +248,15 @@ def fit_densities(
             or ``features`` (a CNN).
         tied: one covariance for all classes, else one for each.
         batch_size: how many images the network sees at a time.
+
+    Example:
+        >>> import vbcaps
+        >>> from vbcaps.data import load_dataset
+        >>> from vbcaps.uncertainty import fit_densities, scores
+        >>> model, train = vbcaps.load("fashion_small"), load_dataset("sample").train
+        >>> fit_densities(model, train.images[:500], train.labels[:500])
+        >>> "density.class_caps.m" in scores(model, train.images[:4])
+        True
     """
     names = list(features) or (["features"] if isinstance(model.net, ConvNet) else ["class_caps.m"])
     seen = look(model, images, batch_size=batch_size)

@@ -9,10 +9,11 @@ from torch import Tensor
 
 import vbcaps
 from vbcaps.data import View
-from vbcaps.models import Network, current_names
+from vbcaps.models import current_names
 from vbcaps.training.files import RunError
 from vbcaps.training.recipe import Recipe
 from vbcaps.uncertainty.density import Density, pack_densities, unpack_densities
+from vbcaps.vae import Network
 from vbcaps.weights.tensors import pack_tensors, unpack_tensors
 
 FORMAT = "vbcaps weights 1"

@@ -16,11 +16,12 @@ import vbcaps
 from vbcaps.data import View
 from vbcaps.inference import evaluating, exact_convolutions, probabilities
 from vbcaps.layers import Capsules
-from vbcaps.models import Network, Scores
+from vbcaps.models import Scores
 from vbcaps.training.files import RunError, write
 from vbcaps.training.recipe import Recipe
 from vbcaps.uncertainty.density import Density
-from vbcaps.weights import find
+from vbcaps.vae import Network, Reconstruction
+from vbcaps.weights import decode, find
 from vbcaps.weights.file import Contents, pack_weights, read_weights
 from vbcaps.weights.inputs import read_pixels, side_of
 from vbcaps.weights.tensors import copy_tensors
@@ -34,7 +35,8 @@ class Model(nn.Module):
     """A trained network with everything that is needed to use it.
 
     ``model(x)`` runs the network on standardised float images ``n channels height width``, which ``view.test`` makes,
-    and returns its output (``Capsules``, or ``Scores`` of a ``ConvNet``). ``model.predict(images)`` takes raw images.
+    and returns its output: ``Capsules``, ``Scores`` of a ``ConvNet``, or ``Reconstruction`` of a ``CapsVAE``.
+    ``model.predict(images)`` takes raw images.
 
     Args:
         net: the network.
@@ -72,7 +74,7 @@ class Model(nn.Module):
         self.about, self.densities, self.file, self.result = dict(about or {}), dict(densities or {}), file, result
         self.sum = checksum(net)  # of the weights to which ``about`` and ``result`` belong
 
-    def forward(self, x: Tensor) -> Capsules | Scores:  # n channels height width
+    def forward(self, x: Tensor) -> Capsules | Scores | Reconstruction:  # n channels height width
         """Run the network on standardised images, differentiably."""
         return self.net(x)
 
@@ -112,6 +114,75 @@ class Model(nn.Module):
         x = self.view.crops(pixels, crops).to(dtype)  # k n channel y x
         scores = probabilities(self.net(x.flatten(0, 1)), self.temperature)
         return scores.unflatten(0, x.shape[:2]).mean(0).float().cpu()
+
+    def reconstruct(self, images: Any, *, label: int | str | None = None, batch_size: int = 256) -> Tensor:
+        """Decode images again from the pose of a class capsule; only a Capsule-VAE can.
+
+        Args:
+            images: whatever ``predict`` takes.
+            label: the class whose capsule is decoded, its name or number; without it the class that is predicted.
+            batch_size: how many images the network sees at a time.
+
+        Returns:
+            Images as a float tensor ``n channels height width`` on the CPU, with values from 0 to 1 and the size of the
+            network's input.
+
+        Example:
+            >>> import torch, vbcaps
+            >>> model = vbcaps.load("vae_mnist")
+            >>> model.reconstruct(torch.randint(0, 256, (4, 28, 28), dtype=torch.uint8)).shape
+            torch.Size([4, 1, 28, 28])
+        """
+        return decode.reconstruct(self, images, label, batch_size)
+
+    def codes(self, images: Any, *, label: int | str | None = None, batch_size: int = 256) -> Tensor:
+        """Return the pose that ``reconstruct`` decodes, the posterior mean of a class capsule, ``n d``.
+
+        The arguments are those of ``reconstruct``.
+        """
+        return decode.codes(self, images, label, batch_size)
+
+    def tweak(
+        self, image: Any, entry: int, values: Sequence[float] | Tensor, *, label: int | str | None = None
+    ) -> Tensor:
+        """Decode an image with one entry of its pose moved; only a Capsule-VAE can.
+
+        Args:
+            image: one image, whatever ``predict`` takes.
+            entry: the entry of the pose, from 0 to 15; it stands in row entry // 4, column entry % 4 of the matrix.
+            values: k numbers that are added to it.
+            label: as in ``reconstruct``.
+
+        Returns:
+            Images as a float tensor ``k channels height width`` on the CPU, with values from 0 to 1.
+
+        Example:
+            >>> import torch, vbcaps
+            >>> model = vbcaps.load("vae_mnist")
+            >>> model.tweak(torch.rand(28, 28), entry=3, values=[-0.5, 0.0, 0.5]).shape
+            torch.Size([3, 1, 28, 28])
+        """
+        return decode.tweak(self, image, entry, values, label)
+
+    def sample(self, label: int | str, count: int = 1, *, source: str = "class", seed: int | None = None) -> Tensor:
+        """Decode poses that no image had; only a Capsule-VAE can.
+
+        Args:
+            label: the class, its name or number.
+            count: how many samples.
+            source: ``"class"`` draws poses from a Gaussian with mean and covariance of those of the training images of
+                the class; ``"prior"`` from the paper's prior N(0, I).
+            seed: seed of the draws; without it they come from torch's random numbers.
+
+        Returns:
+            Images as a float tensor ``count channels height width`` on the CPU, with values from 0 to 1.
+
+        Example:
+            >>> import vbcaps
+            >>> vbcaps.load("vae_mnist").sample("7", 5, seed=0).shape
+            torch.Size([5, 1, 28, 28])
+        """
+        return decode.sample(self, label, count, source, seed)
 
     def read(self, images: Any) -> Tensor:
         """Return any images that ``predict`` takes as the bytes that ``view`` crops, uint8 ``n channels y x``."""
@@ -180,7 +251,7 @@ class Model(nn.Module):
     def __repr__(self) -> str:
         r, net = self.recipe, self.net
         kind = f"{type(net).__name__} {{{','.join(map(str, r.arch))}}}" + (" residual" if r.stem == "residual" else "")
-        if r.network == "caps":
+        if r.network != "cnn":
             kind += f", {ROUTING_NAMES[r.routing]} routing in {r.iters} iteration{'s' if r.iters > 1 else ''}"
         kind += f", {sum(p.numel() for p in net.parameters()):,} parameters"
         many = len(self.classes) > 12
@@ -191,7 +262,10 @@ class Model(nn.Module):
         lines = [("tells apart", told), ("network", kind), ("input", f"{channels} of {crop} x {crop}{of}")]
         if self.about.get("test_error") is not None and not self.changed():
             where = f"the images in {r.data}" if r.data else r.dataset
-            lines.append(("test error", f"{100 * self.about['test_error']:.2f}% on {where}"))
+            error = f"{100 * self.about['test_error']:.2f}% on {where}"
+            if self.about.get("reconstruction") is not None:
+                error += f", squared error {self.about['reconstruction']:.4f} a pixel"
+            lines.append(("test error", error))
         lines.append(("trained", self.origin()))
         lines.append(("to use it", "model.predict(images)"))
         return "\n".join([self.name, *(f"  {what:11s} {text}" for what, text in lines)])

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from vbcaps.data import View
-from vbcaps.models import Network
 from vbcaps.training.files import RunError
-from vbcaps.training.recipe import CAPS_ONLY, Recipe
+from vbcaps.training.recipe import CAPS_ONLY, VAE_ONLY, Recipe
+from vbcaps.vae import Network
 from vbcaps.weights import find
 from vbcaps.weights.file import Contents, read_weights
 from vbcaps.weights.inputs import side_of
@@ -21,10 +21,12 @@ from vbcaps.weights.tensors import copy_tensors
 if TYPE_CHECKING:
     from vbcaps.weights.model import Model
 
-CLASS_LAYERS = ("class_caps.", "head.")  # of CapsNet, of ConvNet
-SCALE = "class_caps.scale"
+# Of CapsNet, of ConvNet, and of CapsVAE.
+CLASS_LAYERS = ("class_caps.", "head.", "net.class_caps.", "decoder.deconv1.", "code_")
+PAINTERS = ("decoder.deconv5.",)  # layers of a CapsVAE that write the channels of an image
+SCALES = ("class_caps.scale", "net.class_caps.scale")
 # The fields of a recipe that decide what is learned.
-SHAPE = ("network", "arch", "stem", "routing", "norm_pose", "norm_logit", "precision", "learn")
+SHAPE = ("network", "arch", "stem", "routing", "norm_pose", "norm_logit", "precision", "learn", "decoder")
 
 
 def class_names(old: tuple[str, ...], num_classes: int | None, classes: Sequence[str] | None) -> tuple[str, ...]:
@@ -54,13 +56,16 @@ def transfer(source: Contents, net: Network, name: str, *, fresh: bool) -> None:
         source: the trained weights. The first convolution is spread over the channels of ``net`` if these differ.
         net: the network that receives the weights; the error names tensors that do not fit.
         name: the name of the source in errors.
-        fresh: keep the class layer of ``net`` and the scale of its logits.
+        fresh: keep the class layer of ``net`` and the scale of its logits. Other channels keep the last layer of a
+            decoder.
     """
-    into = {k: x for k, x in net.state_dict().items() if not (fresh and k.startswith(CLASS_LAYERS))}
-    given = {k: x for k, x in source.tensors.items() if not (fresh and k.startswith(CLASS_LAYERS))}
-    if not fresh and (SCALE in into) != (SCALE in given):  # a loss on logits learns a scale, another loss has none
-        into.pop(SCALE, None)
-        given.pop(SCALE, None)
+    left = (CLASS_LAYERS if fresh else ()) + (PAINTERS if source.in_channels != net.in_channels else ())
+    into = {k: x for k, x in net.state_dict().items() if not k.startswith(left)}
+    given = {k: x for k, x in source.tensors.items() if not k.startswith(left)}
+    for scale in SCALES:
+        if (scale in into) != (scale in given):  # a loss on logits learns a scale, another loss has none
+            into.pop(scale, None)
+            given.pop(scale, None)
     given = {k: _spread(x, into[k], source, net) if k in into else x for k, x in given.items()}
     copy_tensors(into, given, name)
     for key, x in into.items():
@@ -153,7 +158,7 @@ def fine_tuning(source: Recipe, **fields: Any) -> Recipe:
         fields: fields of the recipe to override.
     """
     same = {"dataset", "crop", "pad", "standardise", "fill", "place", "loss", "loss_on", "network", "arch", "stem"}
-    same |= {*CAPS_ONLY} - {"backend"}
+    same |= {*CAPS_ONLY, *VAE_ONLY} - {"backend", "kl_warmup"}
     kept: dict[str, Any] = {field: getattr(source, field) for field in sorted(same)}
     if fields.get("data") or source.dataset != "affnist":  # whose own images are not to be resized
         kept |= dict(image_size=side_of(source))
