@@ -311,7 +311,8 @@ def curves_of(logits: Tensor, labels: Tensor, t: float, scores: dict[str, Tensor
     for name in ("max_softmax", "energy", "density class_caps.m", "density features", "disagreement"):
         if name in scores:
             curve = risk_coverage(scores[name], wrong)
-            for k in range(len(wrong) // 40 - 1, len(wrong), len(wrong) // 40):
+            every = max(len(wrong) // 40, 1)
+            for k in range(every - 1, len(wrong), every):
                 x, y = float(curve.coverage[k]), float(curve.risk[k])
                 rows.append(dict(curve="risk-coverage", score=name, x=f"{x:.5g}", y=f"{y:.5g}", images=k + 1))
     return rows

@@ -145,3 +145,11 @@ def test_what_no_measure_can_be_taken_of_is_an_error_that_names_it():
         risk_coverage(torch.tensor([math.nan]), torch.tensor([True]))
     with pytest.raises(ValueError, match="as long as each other, got 3 and 2"):
         risk_coverage(some, torch.tensor([True, False]))
+
+
+def test_surprise_is_minus_the_log_of_the_share_that_is_at_least_as_high():
+    reference = torch.tensor([0.1, 0.2, 0.2, 0.4])
+    expected = [-math.log((sum(r >= s for r in reference.tolist()) + 1) / 5) for s in (0.0, 0.2, 0.3, 1.0)]
+    assert surprise(torch.tensor([0.0, 0.2, 0.3, 1.0]), reference).tolist() == pytest.approx(expected, rel=1e-6)
+    with pytest.raises(ValueError, match="reference must have at least one score"):
+        surprise(reference, reference[:0])

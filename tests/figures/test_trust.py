@@ -1,0 +1,113 @@
+"""The figures and tables of uncertainty, from a table of measures that nobody measured."""
+
+import csv
+import sys
+from pathlib import Path
+
+import pytest
+
+from vbcaps.figures import trust
+from vbcaps.figures.records import MissingRecords
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+import trusted
+
+HEAD = ("recipe", "viewpoint", "seeds", "test", "against", "score", "measure", "value", "commit")
+
+
+def rows():
+    """VB and a CNN on two datasets; the density is the best of VB's on the pair for choices, softmax of the CNN's."""
+    made = []
+
+    def add(recipe, test, score, measure, value, against="", seeds="0", viewpoint=""):
+        made.append((recipe, viewpoint, seeds, test, against, score, measure, value, "abc1234"))
+
+    auroc = {"max_softmax": 0.6, "votes": 0.7, "density class_caps.kappa": 0.9, "logits": 0.95}
+    for seed in ("0", "1"):
+        for score, value in auroc.items():
+            add("fashion_laptop", "choice", score, "auroc", value, "cifar10", seed)
+            for dataset, against in (("fashion", "mnist"), ("mnist", "svhn")):
+                value += 0.02 * int(seed)
+                add(f"{dataset}_laptop", "strangers", score, "auroc", value, against, seed)
+        for dataset in ("fashion", "mnist"):
+            for score in ("softmax", "softmax with temperature"):
+                add(f"{dataset}_laptop", "calibration", score, "ece", 0.02, seeds=seed)
+                add(f"{dataset}_laptop", "calibration", score, "error", 0.1 + 0.02 * int(seed), seeds=seed)
+            for kind in ("rotate", "blur", "noise", "occlude"):
+                add(f"{dataset}_laptop", "damage", "", "error", 0.3, f"{kind} 1", seed)
+                for score in auroc:
+                    add(f"{dataset}_laptop", "damage", score, "auroc", 0.8, f"{kind} 1", seed)
+    add("fashion_cnn_laptop", "choice", "max_softmax", "auroc", 0.8, "cifar10")
+    add("fashion_cnn_laptop", "strangers", "max_softmax", "auroc", 0.5, "mnist")
+    add("mnist_cnn_laptop", "strangers", "max_softmax", "auroc", 0.4, "svhn")
+    add("fashion_cnn_laptop", "choice", "disagreement", "auroc", 0.85, "cifar10", "0+1+2+3+4")
+    add("fashion_cnn_laptop", "strangers", "disagreement", "auroc", 0.75, "mnist", "0+1+2+3+4")
+    add("fashion_cnn_laptop", "calibration", "softmax with temperature", "ece", 0.013, seeds="0+1+2+3+4")
+    add("smallnorb_laptop", "viewpoints", "energy", "auroc", 0.66, "novel", viewpoint="azimuth")
+    add("fashion_laptop --evidence 1.0", "calibration", "softmax", "error", 0.11)
+    add("fashion_laptop --evidence 1.0", "evidence", "", "answer_has_most_votes", 0.97)
+    return made
+
+
+@pytest.fixture
+def results(tmp_path):
+    with open(tmp_path / trust.TABLE, "w", newline="") as file:
+        csv.writer(file).writerows([HEAD, *rows()])
+    curves = [("recipe", "viewpoint", "seeds", "curve", "score", "x", "y", "images", "commit")]
+    for score in ("softmax", "softmax with temperature"):
+        curves += [("fashion_laptop", "", "0", "reliability", score, x, x, 50, "abc1234") for x in (0.5, 0.9)]
+    curves += [("fashion_laptop", "", "0", "risk-coverage", "max_softmax", x, x / 9, 50, "abc1234") for x in (0.5, 1.0)]
+    with open(tmp_path / trust.CURVES, "w", newline="") as file:
+        csv.writer(file).writerows(curves)
+    return tmp_path
+
+
+def test_the_best_score_is_chosen_on_one_pair_alone(results):
+    measures = trust.read_measures(results)
+    assert measures.best("") == "logits"
+    assert measures.best("", trust.of_posterior) == "density class_caps.kappa"
+    assert measures.best("_cnn") == "max_softmax"
+    assert measures.best("_cnn", ensemble=5) == "disagreement"
+    assert measures.best("_em") is None
+
+
+def test_seeds_and_ensembles_are_kept_apart(results):
+    measures = trust.read_measures(results)
+    assert measures.strangers("", "max_softmax") == {("fashion", "mnist"): [0.6, 0.62], ("mnist", "svhn"): [0.6, 0.64]}
+    assert measures.strangers("_cnn", "disagreement") == {}
+    assert measures.strangers("_cnn", "disagreement", 5) == {("fashion", "mnist"): [0.75]}
+
+
+@pytest.mark.parametrize("draw", [trust.strangers, trust.damaged, trust.calibration])
+def test_a_figure_is_drawn(draw, results, tmp_path):
+    pytest.importorskip("matplotlib")
+    (path,) = draw(results, tmp_path / "out")
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("draw", [trust.strangers, trust.damaged, trust.calibration])
+def test_without_records_the_command_that_makes_them_is_named(draw, tmp_path):
+    with pytest.raises(MissingRecords, match=r"tools/uncertainty\.py"):
+        draw(tmp_path, tmp_path / "out")
+
+
+def test_the_tables_hold_mean_and_spread_over_seeds(results):
+    calibration, errors, strangers, viewpoints, evidence = trusted.on_uncertainty(results)
+    assert "| Fashion-MNIST | VB | 11.0 ± 1.4 | 2.00 ± 0.00 |" in calibration
+    assert "| Fashion-MNIST | 5 x CNN |  |  | 1.30 |" in calibration
+    assert "| VB, maximum softmax | 61.0 ± 1.4 | 62.0 ± 2.8 | 61.5 |" in strangers
+    assert "| 5 x CNN, disagreement | 75.0 |  |  |" in strangers  # no mean over pairs that it has not seen
+    assert "VB 90.0" in strangers
+    assert "| VB | energy | 66.0 |" in viewpoints
+    assert "| with the term of evidence | `fashion_laptop --evidence 1.0` | 11.0 | 97.0 |" in evidence
+    assert errors.startswith("## Finding errors")
+
+
+def test_temperatures_stand_for_both_halves(tmp_path):
+    head = "network,fitted_on,judged_on,images,temperature,error,ece_before,ece,adaptive_ece,nll_before,nll"
+    (tmp_path / "temperatures.csv").write_text(
+        f"{head}\nfashion,first,other,5000,1.18,0.05,0.018,0.008,0.009,0.18,0.16\n"
+        "fashion,second,other,5000,1.21,0.05,0.016,0.005,0.006,0.17,0.15\n"
+    )
+    (table,) = trusted.on_uncertainty(tmp_path)
+    assert "| `fashion` | 1.18 / 1.21 | 1.80 / 1.60 | 0.80 / 0.50 |" in table
