@@ -133,7 +133,7 @@ def code(arguments: argparse.Namespace, about: dict[str, Any]) -> None:
     kappa = torch.cat([out.posterior.kappa[torch.arange(len(label)), label] for out, label in outs])
     noise = torch.cat([out.var for out, _ in outs]).sqrt()
     row: dict[str, Any] = dict(weights=model.recipe.name, images=len(kappa))
-    row |= dict(psi0=f"{(1 / vae.net.class_caps.routing.prior().inv_Psi0).mean():.2f}", kappa=f"{kappa.mean():.2f}")
+    row |= dict(psi0=f"{(1 / outs[0][0].posterior.prior.inv_Psi0).mean():.2f}", kappa=f"{kappa.mean():.2f}")
     row |= dict(
         spread=f"{torch.stack([out.mean.std(0) for out, _ in outs]).mean():.4f}",
         noise_of_shortcut=f"{noise.mean():.4f}", noise_of_posterior=f"{(noise / kappa[:, None].sqrt()).mean():.4f}",
