@@ -10,10 +10,12 @@ import torch
 import vbcaps
 import vbcaps.losses
 import vbcaps.routing
+import vbcaps.uncertainty
 
 MODULES = (
     "distributions", "layers", "losses", "models", "norm", "prior", "routing.dynamic", "routing.em", "routing.fields",
-    "routing.vb", "training.evaluate", "weights.find", "weights.model",
+    "routing.vb", "training.evaluate", "training.recipes", "uncertainty.damage", "uncertainty.density",
+    "uncertainty.metrics", "uncertainty.predictive", "uncertainty.scores", "weights.find", "weights.model",
 )  # fmt: skip
 
 
@@ -29,14 +31,17 @@ def _seed():
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_run(name, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    result = doctest.testmod(import_module(f"vbcaps.{name}"), optionflags=doctest.NORMALIZE_WHITESPACE)
+    result = doctest.testmod(
+        import_module(f"vbcaps.{name}"), optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+    )
     assert result.attempted > 0
     assert result.failed == 0
 
 
 def test_public_functions_and_modules_have_an_example():
     """Values have theirs where a function returns them."""
-    public = {name: getattr(module, name) for module in (vbcaps, vbcaps.routing) for name in module.__all__}
+    modules = (vbcaps, vbcaps.routing, vbcaps.uncertainty)
+    public = {name: getattr(module, name) for module in modules for name in module.__all__}
     public |= {name: f for name, f in vars(vbcaps.losses).items() if name.endswith(("loss", "margin"))}
     wanted = [
         name

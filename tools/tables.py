@@ -20,9 +20,10 @@ from cells import low_to_high, spread, table
 from held_out import held_out, on_novel_views, read_rows
 from recorded import Group, Run, command, commits, flags, groups, name_of, of_earlier_version, read_runs
 from scipy.special import stdtrit
+from trusted import on_uncertainty
 
 from vbcaps.training.recipe import Recipe
-from vbcaps.training.recipes import EXPERIMENTS, Experiment
+from vbcaps.training.recipes import EXPERIMENTS, RECIPES, Experiment, parent
 
 ROOT = Path(__file__).parents[1]
 RESULTS, WEIGHTS = ROOT / "results", ROOT / "src" / "vbcaps" / "weights"
@@ -66,7 +67,9 @@ def main(words: list[str] | None = None, root: Path = ROOT) -> None:
     packaged = shipped(root / "src" / "vbcaps" / "weights")
     long = [INTRODUCTION, f"## All experiments\n\n{main_table(last)}\n", f"{packaged}\n", *all_tables(rows)]
     new = {
-        root / "results" / "README.md": "\n".join([*long, *held_out(choices), *on_novel_views(novel)]),
+        root / "results" / "README.md": "\n".join(
+            [*long, *on_uncertainty(root / "results"), *held_out(choices), *on_novel_views(novel)]
+        ),
         readme: between_markers(readme.read_text(), front_table(last)),
     }
     stale = {path: text for path, text in new.items() if not path.exists() or path.read_text() != text}
@@ -118,7 +121,7 @@ def runs(number: int) -> str:
 
 def experiment(name: str) -> Experiment | None:
     """Return the experiment of a recipe, or of the parent of a fast twin; None for a recipe of an earlier version."""
-    return EXPERIMENTS.get(name.removesuffix("_fast"))
+    return EXPERIMENTS.get(parent(name))
 
 
 def papers(name: str) -> str:
@@ -226,16 +229,23 @@ def compared(group: Group) -> list[str]:
     return [*first, "; ".join(said), *last_cells(group, f"`{command(group)}`")]
 
 
+def of_choices(group: Group) -> bool:
+    """Return whether runs compare choices on a held-out share, which the recipe itself does not hold out."""
+    recipe = group[0].recipe
+    own = RECIPES[recipe.name]().validation if recipe.name in RECIPES else 0.0
+    return bool(recipe.validation) and recipe.validation != own
+
+
 def all_tables(rows: list[Group]) -> list[str]:
     """Return a table for each section that has rows."""
-    final = [group for group in rows if not group[0].recipe.validation]
+    final = [group for group in rows if not of_choices(group)]
     tables: dict[str, tuple[str, list[list[str]]]] = {one.section: (HEAD, []) for one in EXPERIMENTS.values()}
     tables[EARLIER] = HEAD, []
     for group in final:
         one = experiment(name_of(group))
         tables[EARLIER if one is None else one.section][1].append(row(group))
     tables[CROPS] = HEAD, [crops_row(group, *one) for group in final for one in tests_on_crops(group).items()]
-    tables[ABLATION] = COMPARED, [compared(group) for group in rows if group[0].recipe.validation]
+    tables[ABLATION] = COMPARED, [compared(group) for group in rows if of_choices(group)]
     return [f"## {title}\n\n{table(head, cells)}\n" for title, (head, cells) in tables.items() if cells]
 
 
@@ -303,7 +313,7 @@ def last_of_each(rows: list[Group]) -> dict[str, Group]:
         numbers = [int(number) for run in group for number in re.findall(r"\d+$", run.folder.parts[0])]
         return not flags(group[0].recipe), max(numbers, default=0)
 
-    final = (group for group in rows if not (group[0].recipe.validation or of_earlier_version(group)))
+    final = (group for group in rows if not (of_choices(group) or of_earlier_version(group)))
     return {name_of(group): group for group in sorted(final, key=order)}
 
 

@@ -24,11 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from recorded import flags
 from torch import Tensor
 
 import vbcaps
 from vbcaps import Model
 from vbcaps.data import Split, load_dataset
+from vbcaps.layers import ClassCaps
 from vbcaps.models import CapsNet
 from vbcaps.training.environment import commit
 from vbcaps.training.loop import prepare
@@ -49,6 +51,7 @@ from vbcaps.uncertainty import (
     reliability,
     risk_coverage,
     sampled_probabilities,
+    surprise,
 )
 from vbcaps.uncertainty.damage import LEVELS, damage
 from vbcaps.uncertainty.scores import joined, of_logits
@@ -73,6 +76,10 @@ DENSITIES = (
     "class_caps.m+class_caps.kappa+class_caps.precision", "conv_caps1.m+conv_caps1.kappa+conv_caps1.precision",
     "conv_caps1.m", "conv_caps2.m", "logits+class_caps.m+conv_caps1.m+conv_caps2.m",
 )  # fmt: skip
+WHEN_DAMAGED = (
+    "max_softmax", "entropy", "energy", "precision", "pose_entropy", "votes", "elbo", "disagreement",
+    "density features", "density class_caps.m", "density class_caps.kappa, per class",
+)  # fmt: skip
 PER_CLASS = ("features", "class_caps.kappa", "logits")  # also with one covariance for each class
 
 
@@ -90,7 +97,9 @@ def main(words: list[str] | None = None) -> None:
     for runs in groups:
         recipes = [read_recipe(run) for run in runs]
         seeds = "+".join(str(recipe.seed) for recipe in recipes)
-        key = dict(recipe=recipes[0].name, viewpoint=recipes[0].viewpoint or "", seeds=seeds)
+        changed = flags(recipes[0], leave_out=("viewpoint", "hold_out", "validation", "test"))
+        name = " ".join(filter(None, [recipes[0].name, changed]))
+        key = dict(recipe=name, viewpoint=recipes[0].viewpoint or "", seeds=seeds)
         if arguments.write and any(all(row[k] == v for k, v in key.items()) for row in read(TABLE)):
             print(f"{', '.join(filter(None, key.values()))}: recorded already")
             continue
@@ -161,19 +170,27 @@ def of_one(members: Sequence[Model], data: Data, data_folder: str | None) -> tup
         if set(name.split("+")) <= set(of_train.features) and (tied or name in PER_CLASS)
     }
 
-    def all_scores(seen: Look) -> dict[str, Tensor]:
+    def single(seen: Look) -> dict[str, Tensor]:
         of_densities = {
             name: -density.log_prob(joined(seen.features, features)) for name, (features, density) in densities.items()
         }
         return of_logits(seen.logits, t) | seen.scores | of_densities
 
+    reference = single(of_held)
+
+    def all_scores(seen: Look) -> dict[str, Tensor]:
+        found = single(seen)
+        surprises = {name: surprise(found[name], reference[name]) for name in ("max_softmax", *densities)}
+        both = {f"{name} and max_softmax": surprises[name] + surprises["max_softmax"] for name in densities}
+        return found | both
+
     def looked_at(seen: Look) -> tuple[Tensor, dict[str, Tensor]]:
         return seen.logits, all_scores(seen)
 
     familiar = all_scores(of_test)
-    rows = calibration(of_test.logits, test.labels, t) + of_posterior(model, test, t)
+    rows = calibration(of_test.logits, test.labels, t) + of_posterior(model, test, held, t)
     wrong = of_test.logits.argmax(1) != test.labels
-    rows += errors(familiar, wrong)
+    rows += errors(familiar, wrong) + evidence(model, of_test)
     if (model.recipe.dataset, model.recipe.viewpoint) == (CHOICE[0], None):
         images = strangers(model, CHOICE[1], data_folder, part="train")
         rows += apart("choice", CHOICE[1], all_scores(of_held), all_scores(look(model, images)))
@@ -199,17 +216,41 @@ def of_probabilities(name: str, p: Tensor, labels: Tensor) -> list[Row]:
 
 
 @torch.no_grad()
-def of_posterior(model: Model, test: Split, t: float) -> list[Row]:
-    """Measure the two ways to carry the posterior's noise into probabilities."""
+def of_posterior(model: Model, test: Split, held: Split, t: float) -> list[Row]:
+    """Measure the two ways to carry the posterior's noise into probabilities, each with a temperature of its own."""
     if not isinstance(model.net, CapsNet) or model.recipe.routing != "vb":
         return []
     torch.manual_seed(0)
-    found: dict[str, list[Tensor]] = {"samples of the posterior": [], "closed form of the posterior": []}
-    for part in test.images.split(250):
-        out = model.net(model.view.test(part))
-        found["samples of the posterior"].append(sampled_probabilities(model.net.class_caps, out, 32, t))
-        found["closed form of the posterior"].append(mean_field_probabilities(model.net.class_caps, out, t))
-    return [row for name, parts in found.items() for row in of_probabilities(name, torch.cat(parts), test.labels)]
+    layer = model.net.class_caps
+    assert isinstance(layer, ClassCaps)
+
+    def log_probabilities(images: Tensor) -> dict[str, Tensor]:
+        found: dict[str, list[Tensor]] = {"samples of the posterior": [], "closed form of the posterior": []}
+        for part in images.split(250):
+            out = model.net(model.view.test(part))
+            found["samples of the posterior"].append(sampled_probabilities(layer, out, 32, t))
+            found["closed form of the posterior"].append(mean_field_probabilities(layer, out, t))
+        return {name: torch.cat(parts).clamp_min(1e-30).log() for name, parts in found.items()}
+
+    rows, of_test, of_held = [], log_probabilities(test.images), log_probabilities(held.images)
+    for name, log_p in of_test.items():
+        again = fit_temperature(of_held[name], held.labels)
+        rows += of_probabilities(name, log_p.exp(), test.labels)
+        rows += of_probabilities(f"{name} with temperature", (log_p / again).softmax(1), test.labels)
+    return rows
+
+
+def evidence(model: Model, seen: Look) -> list[Row]:
+    """Measure how often the answer is the class with most votes, and the class whose votes agree most."""
+    if not seen.scores:
+        return []
+    answer = seen.logits.argmax(1)
+    votes = seen.features["class_caps.kappa"]
+    agree = seen.features["class_caps.precision"].unflatten(1, (model.num_classes, -1)).sum(2)  # of ln E[lambda]
+    return [
+        row("evidence", "", "", f"answer_has_most_{what}", float((of.argmax(1) == answer).double().mean()))
+        for what, of in (("votes", votes), ("agreement", agree))
+    ]
 
 
 def errors(scores: dict[str, Tensor], wrong: Tensor) -> list[Row]:
@@ -229,7 +270,7 @@ def apart(test: str, against: str, familiar: dict[str, Tensor], strange: dict[st
     for name in familiar:
         pair = familiar[name], strange[name]
         measured = dict(auroc=auroc(*pair))
-        if test != "damage":
+        if test in ("strangers", "viewpoints"):
             measured |= dict(aupr=aupr(*pair), fpr95=fpr95(*pair))
         rows += [row(test, against, name, measure, value) for measure, value in measured.items()]
     return rows
@@ -254,6 +295,7 @@ def when_damaged(
             logits, found = all_scores(damage(own.images, kind, level))
             wrong = logits.argmax(1) != own.labels
             rows.append(row("damage", f"{kind} {level:g}", "", "error", float(wrong.double().mean())))
+            found = {name: score for name, score in found.items() if name in WHEN_DAMAGED}
             before = before or found
             rows += apart("damage", f"{kind} {level:g}", before, found)
     return rows

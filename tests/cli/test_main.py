@@ -707,7 +707,7 @@ def test_the_program_starts_without_pytorch_and_writes_errors_to_stderr(tmp_path
     code = f"{imports}; assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
     ended = subprocess.run([sys.executable, "-m", "vbcaps", "--help"], check=True, capture_output=True, text=True)
-    for name in ("train", "eval", "predict", "recipes", "data"):
+    for name in ("train", "eval", "predict", "uncertainty", "recipes", "data"):
         assert f" {name} " in ended.stdout
     ended = subprocess.run([sys.executable, "-m", "vbcaps", "eval", "./nowhere.st"], capture_output=True, text=True)
     assert ended.returncode == 1
@@ -760,7 +760,7 @@ def test_a_network_that_knows_its_images_by_heart_is_told_of():
     assert "far below the test error" in report.by_heart(result)
 
 
-@pytest.mark.parametrize("words", ["", "train", "eval", "predict", "recipes", "data", "data list"])
+@pytest.mark.parametrize("words", ["", "train", "eval", "predict", "uncertainty", "recipes", "data", "data list"])
 @pytest.mark.parametrize("width", [50, 60, 80, 120])
 def test_help_names_every_flag_whole_and_no_type_of_a_switch(words, width):
     result = CliRunner().invoke(app, [*words.split(), "--help"], env={"COLUMNS": str(width)})

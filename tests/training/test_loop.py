@@ -19,6 +19,7 @@ from vbcaps.training.loop import Interrupted, evaluate, fit, fit_seeds, pick_dev
 from vbcaps.training.muon import Muon
 from vbcaps.training.runfolder import read_metrics, read_recipe, read_result
 from vbcaps.training.step import WARM_UP
+from vbcaps.uncertainty import fit_temperature, look
 from vbcaps.weights.model import load
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -255,6 +256,44 @@ def test_a_validation_share_chooses_and_the_test_set_stays_closed(tmp_path, monk
     assert best.about["test_error"] is None
     tested = fit(tiny.recipe(epochs=3, validation=0.25, test=True), tmp_path / "b", device="cpu").result
     assert tested.test == evaluate(load(tmp_path / "b"), tiny.dataset().test)
+
+
+def test_a_validation_share_gives_the_temperature_that_fits_it(tmp_path):
+    recipe = tiny.recipe(epochs=3, validation=0.25, test=True)
+    model = fit(recipe, tmp_path / "whole", device="cpu")
+    data = prepare(recipe, None, torch.device("cpu"))
+    logits = look(model, data.validation.images).logits
+    assert model.temperature == pytest.approx(fit_temperature(logits, data.validation.labels), rel=1e-3)
+    assert model.temperature != pytest.approx(1, abs=0.01)
+    again = load(tmp_path / "whole")
+    assert again.about["temperature"] == again.temperature == model.temperature
+    expected = (look(model, data.test.images).logits / model.temperature).softmax(1)
+    torch.testing.assert_close(again.predict(data.test.images), expected)
+    assert "temperature" not in load(tmp_path / "whole" / "last.safetensors").about or model.result.best_epoch == 3
+
+    def stop(event):
+        if event.kind == "epoch" and event.epoch == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(recipe, tmp_path / "part", device="cpu", on_event=stop)
+    resumed = fit(recipe, tmp_path / "part", device="cpu", resume=True)
+    assert resumed.temperature == model.temperature
+    finished = fit(recipe, tmp_path / "part", device="cpu", resume=True)  # which only reads it
+    assert finished.temperature == model.temperature
+
+
+def test_without_images_held_out_the_temperature_is_one(finished, tmp_path, monkeypatch):
+    model = load(finished[0].folder)
+    assert "temperature" not in model.about
+    assert model.temperature == 1
+    monkeypatch.setattr(
+        "vbcaps.training.loop.viewpoints", lambda data, axis: (data.train, data.test, tiny.split(15, 9))
+    )
+    recipe = tiny.recipe(epochs=2, dataset="smallnorb", viewpoint="azimuth", match=0.01)
+    matched = fit(recipe, tmp_path, device="cpu")  # the images that choose its weights are test images
+    assert matched.result.validation is not None
+    assert "temperature" not in matched.about
 
 
 def test_a_matched_run_stops_at_the_error_it_should_match(tmp_path, monkeypatch):

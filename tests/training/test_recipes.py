@@ -194,7 +194,8 @@ def test_the_papers_settings(name, settings):
 def test_the_default_recipe_can_be_tried_for_one_epoch_and_gives_probabilities():
     r = replace(recipe("default"), epochs=1)
     assert 0 < r.warmup < 1
-    assert r.net(1, 10).class_caps.scale is not None  # without it `predict` shows shares of activations
+    assert r.net(1, 10).class_caps.scale is not None
+    assert (r.validation, r.test) == (0.05, True)  # the held-out share fits a temperature
 
 
 def test_the_learning_rate_of_each_schedule():

@@ -7,6 +7,7 @@ import torch
 from vbcaps.data import View
 from vbcaps.training.files import RunError
 from vbcaps.training.loop import evaluate, fit
+from vbcaps.uncertainty import fit_densities
 from vbcaps.weights.file import pack_weights, read_weights
 from vbcaps.weights.model import load
 from vbcaps.weights.tensors import pack_tensors, unpack_tensors
@@ -79,3 +80,25 @@ def test_names_and_shapes_that_differ_are_counted(tmp_path):
         RunError, match=r"w\.safetensors is of another network: class_caps\.scale is missing; more is not known$"
     ):
         load(path)
+
+
+def test_densities_lie_beside_the_networks_tensors(run, tmp_path):
+    plain = read_weights(run / "last.safetensors")
+    assert plain.densities == {}
+    assert "temperature" not in plain.about
+    model, data = load(run), tiny.dataset().train
+    assert model.temperature == 1
+    fit_densities(model, data.images, data.labels, ["class_caps.m"], tied=False)
+    kept = read_weights(model.save(tmp_path / "w.safetensors"))
+    assert kept.tensors.keys() == plain.tensors.keys()
+    assert list(kept.densities) == ["class_caps.m"]
+    for one, other in zip(kept.densities["class_caps.m"], model.densities["class_caps.m"], strict=True):
+        assert torch.equal(one, other)
+    assert all(torch.equal(x, plain.tensors[name]) for name, x in kept.tensors.items())
+    assert kept.about == plain.about
+
+    tensors, about = unpack_tensors((tmp_path / "w.safetensors").read_bytes(), "it")
+    del tensors["density.class_caps.m.whiten"]
+    (tmp_path / "w.safetensors").write_bytes(pack_tensors(tensors, about))
+    with pytest.raises(RunError, match=r"header that this version .* cannot read: 'class_caps\.m\.whiten'"):
+        load(tmp_path / "w.safetensors")

@@ -1,9 +1,7 @@
-"""The command line. It parses, calls and prints.
+"""The command line: ``vbcaps train``, ``eval``, ``predict``, ``uncertainty``, ``reconstruct`` and others.
 
-``vbcaps train | eval | predict | reconstruct | tweak | sample | recipes | data | figures``.
-
-PyTorch takes seconds to import, so each command imports modules that need it only when it runs. `train`, whose flags
-come from the recipe, is a separate program (``vbcaps.cli.train``).
+Commands parse, call and print. PyTorch takes seconds to import, so each command imports modules that need it only when
+it runs. `train`, whose flags come from the recipe, is a separate program (``vbcaps.cli.train``).
 """
 
 import csv
@@ -11,8 +9,7 @@ import dataclasses
 import io
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,10 +17,12 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from vbcaps.cli.arguments import DataFolder, Device, check_device, check_fits, clear_errors, read_named
 from vbcaps.cli.figures import figures
 from vbcaps.cli.help import Command, Group
-from vbcaps.cli.report import complain, console, draw, percent, say, say_evaluation, table
+from vbcaps.cli.report import complain, console, draw, percent, save_text, say, say_evaluation, table
 from vbcaps.cli.runs import newest_run
+from vbcaps.cli.uncertainty import uncertainty
 from vbcaps.data import FACTS
 
 if TYPE_CHECKING:
@@ -37,14 +36,10 @@ app = typer.Typer(cls=Group, no_args_is_help=True, add_completion=False, pretty_
 data_app = typer.Typer(cls=Group, no_args_is_help=True, help="List, fetch and check datasets.")
 app.add_typer(data_app, name="data")
 app.command("figures", cls=Command)(figures)
+app.command("uncertainty", cls=Command)(uncertainty)
 
 DRAWN = 60  # images in the picture of `predict`
 
-DataFolder = Annotated[
-    Path | None,
-    typer.Option(metavar="FOLDER", help="folder of the datasets; default: VBCAPS_DATA, or the user's cache"),
-]
-Device = Annotated[str, typer.Option(metavar="NAME", help="auto (a GPU where there is one), cpu, cuda or cuda:1")]
 DatasetName = Annotated[str, typer.Argument(metavar="DATASET", help="see `vbcaps data list`")]
 
 
@@ -115,7 +110,7 @@ def evaluate_weights(
         import vbcaps
         from vbcaps.figures.run import confusion
         from vbcaps.training.environment import environment
-        from vbcaps.training.files import RunError, write_json
+        from vbcaps.training.files import write_json
         from vbcaps.training.loop import evaluate, prepare
         from vbcaps.training.runfolder import crops_file
         from vbcaps.weights.find import weights_file
@@ -123,17 +118,13 @@ def evaluate_weights(
         place, file = check_device(device), weights_file(weights)
         kept = crops_file(file, crops) if save else None
         model = vbcaps.load(file, device=place)
-        recipe, about, channels = model.recipe, model.about, model.net.in_channels
+        recipe, about = model.recipe, model.about
         with console.status(escape(f"reading {data or recipe.data or recipe.dataset}")):
             if data is None:
                 there = prepare(recipe, data_folder, place)
             else:
                 recipe, there = own_images(recipe, data, about, place)
-        if (there.classes, there.test.images.shape[1]) != (model.classes, channels):
-            raise RunError(
-                f"{weights} tells {', '.join(model.classes)} apart in images of {channels} channels; "
-                f"the data have {', '.join(there.classes)} in {there.test.images.shape[1]}"
-            )
+        check_fits(model, there, weights)
         try:
             with console.status(f"testing {len(there.test.labels):,} images"):
                 evaluation = evaluate(model, there.test, crops=crops)
@@ -224,28 +215,6 @@ def predict(
             draw(lambda: predictions(*shown, model.classes, picture))
 
 
-def read_named(model: "Model", images: list[Path], picture: Path | None) -> tuple[list[str], list["torch.Tensor"]]:
-    """Return the name of each image and their pixels, without the file that the picture will be drawn to."""
-    from vbcaps.data import image_files
-    from vbcaps.training.files import RunError
-
-    names: list[str] = []
-    parts: list[torch.Tensor] = []
-    for image in images:
-        if image.suffix.lower() == ".npy":
-            parts.append(model.read(image))
-            count = len(parts[-1])
-            names += [str(image)] if count == 1 else [f"{image}[{k}]" for k in range(count)]
-            continue
-        files = [file for file in image_files(image) if picture is None or file.resolve() != picture.resolve()]
-        if files:
-            parts.append(model.read(files))
-            names += map(str, files)
-    if not names:
-        raise RunError(f"{picture} is the picture that is drawn: name another with --picture, or other images")
-    return names, parts
-
-
 def as_csv(model: "Model", names: list[str], scores: "torch.Tensor") -> str:
     """Return a table of images: name, class, its probability, and the probability of every class."""
     text = io.StringIO(newline="")
@@ -269,13 +238,6 @@ def as_json(model: "Model", names: list[str], scores: "torch.Tensor") -> str:
     ]
     content = dict(weights=model.name, trained=model.origin(), classes=model.classes, predictions=rows)
     return json.dumps(content, indent=2) + "\n"
-
-
-def save_text(file: Path, text: str) -> None:
-    from vbcaps.training.files import write
-
-    write(file, text.encode())
-    say(f"wrote {file}")
 
 
 @app.command(cls=Command)
@@ -372,35 +334,6 @@ def check_data(dataset: DatasetName, data_folder: DataFolder = None) -> None:
         states = {row.state for row in rows}
         if "damaged" in states or ("missing" in states and "present" not in states):
             raise typer.Exit(1)
-
-
-@contextmanager
-def clear_errors() -> Iterator[None]:
-    """End the program with a message on errors that the user can fix; any other error is a bug and shows its traceback.
-
-    Throughout the package a ``ValueError`` concerns an argument, so it ends the program with exit code 2.
-    """
-    from vbcaps.data import DataError
-    from vbcaps.training.files import RunError
-    from vbcaps.training.loop import NonFinite
-
-    try:
-        yield
-    except (DataError, RunError, NonFinite) as error:
-        complain(str(error))
-        raise typer.Exit(1) from error
-    except ValueError as error:
-        complain(str(error))
-        raise typer.Exit(2) from error
-
-
-def check_device(name: str) -> "torch.device":
-    from vbcaps.training.loop import pick_device
-
-    try:
-        return pick_device(name)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--device") from error
 
 
 def known_dataset(name: str) -> str:

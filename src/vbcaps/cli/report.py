@@ -121,6 +121,13 @@ def complain(message: str) -> None:
     stderr.print(f"vbcaps: {message}", markup=False, soft_wrap=True)
 
 
+def save_text(file: Path, text: str) -> None:
+    from vbcaps.training.files import write
+
+    write(file, text.encode())
+    say(f"wrote {file}")
+
+
 def percent(share: float) -> str:
     return f"{100 * share:.2f}%"
 

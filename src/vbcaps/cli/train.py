@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vbcaps.cli.arguments import DataFolder, Device, check_device, clear_errors
 from vbcaps.cli.flags import changed, given, recipe_flags
 from vbcaps.cli.help import Command
-from vbcaps.cli.main import DataFolder, Device, check_device, clear_errors
 from vbcaps.cli.progress import Display
 from vbcaps.cli.report import complain, draw_run, say, say_results
 from vbcaps.cli.runs import RUNS, new_run, set_latest

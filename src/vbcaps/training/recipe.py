@@ -120,7 +120,7 @@ class Recipe:
     loss_on: str = _field(
         "activations", "nll: softmax of the activations, as in the released code, or of scaled logits"
     )
-    evidence: float = _field(0.0, "VB: weight of -E[ln pi] of the right class in the loss; 0: off")
+    evidence: float = _field(0.0, "VB: weight of -E(ln pi) of the right class in the loss; 0: off")
     eta: float = _field(1e-3, "VAE: weight of the VAE loss beside the classification loss")
     beta: float = _field(1.0, "VAE: weight of the divergence within the VAE loss; 1 in the paper")
     kl_warmup: float = _field(0.0, "VAE: epochs in which beta rises from 0")

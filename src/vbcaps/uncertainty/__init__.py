@@ -12,6 +12,7 @@ from vbcaps.uncertainty.metrics import (
     nll,
     reliability,
     risk_coverage,
+    surprise,
 )
 from vbcaps.uncertainty.predictive import fit_temperature, mean_field_probabilities, sampled_probabilities
 from vbcaps.uncertainty.scores import Look, fit_densities, look, posterior_scores, scores
@@ -37,4 +38,5 @@ __all__ = [
     "risk_coverage",
     "sampled_probabilities",
     "scores",
+    "surprise",
 ]

@@ -99,7 +99,7 @@ def _whiten(gap: Tensor, freedom: int) -> Tensor:
     share = f / (f + len(gap))  # half where there are as many features as images
     diagonal = torch.diag_embed(covariance.diagonal())
     floor = SHRINK * covariance.diagonal().mean().clamp_min(1e-12)
-    covariance = (1 - share) * covariance + share * diagonal + floor * torch.eye(f, dtype=gap.dtype)
+    covariance = (1 - share) * covariance + share * diagonal + floor * torch.eye(f, dtype=gap.dtype, device=gap.device)
     return torch.linalg.inv(torch.linalg.cholesky(covariance))
 
 

@@ -39,6 +39,11 @@ def reliability(probabilities: Tensor, labels: Tensor, bins: int = BINS, adaptiv
         labels: ``n`` of int64.
         bins: the number of bins.
         adaptive: bins that hold equally many images, in place of bins that are equally wide.
+
+    Example:
+        >>> found = reliability(torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.4, 0.6]]), torch.tensor([0, 1, 1]), bins=2)
+        >>> found.images.tolist(), [round(x, 2) for x in found.confidence.tolist()]
+        ([0, 3], [0.0, 0.77])
     """
     _check(probabilities, labels)
     if bins < 1:
@@ -67,14 +72,24 @@ def ece(probabilities: Tensor, labels: Tensor, bins: int = BINS, adaptive: bool 
 
 
 def nll(probabilities: Tensor, labels: Tensor) -> float:
-    r"""Return the negative log likelihood $-\frac1n \sum_n \ln p_{n y_n}$, with probabilities of at least 1e-12."""
+    r"""Return the negative log likelihood $-\frac1n \sum_n \ln p_{n y_n}$, with probabilities of at least 1e-12.
+
+    Example:
+        >>> round(nll(torch.tensor([[0.9, 0.1], [0.5, 0.5]]), torch.tensor([0, 0])), 3)  # (ln 1/0.9 + ln 2) / 2
+        0.399
+    """
     _check(probabilities, labels)
     right = probabilities.double().gather(1, labels[:, None])
     return float(-right.clamp_min(1e-12).log().mean())
 
 
 def brier(probabilities: Tensor, labels: Tensor) -> float:
-    r"""Return the Brier score $\frac1n \sum_n \sum_c (p_{nc} - [c = y_n])^2$, from 0 to 2."""
+    r"""Return the Brier score $\frac1n \sum_n \sum_c (p_{nc} - [c = y_n])^2$, from 0 to 2.
+
+    Example:
+        >>> round(brier(torch.tensor([[0.9, 0.1], [0.5, 0.5]]), torch.tensor([0, 0])), 2)  # (0.02 + 0.5) / 2
+        0.26
+    """
     _check(probabilities, labels)
     target = torch.nn.functional.one_hot(labels, probabilities.shape[1])
     return float((probabilities.double() - target).square().sum(1).mean())
@@ -108,7 +123,7 @@ def risk_coverage(score: Tensor, wrong: Tensor) -> RiskCoverage:
         >>> curve.risk
         tensor([0.0000, 0.0000, 0.0000, 0.2500], dtype=torch.float64)
     """
-    score, wrong = _finite(score, "score"), wrong.double().flatten()
+    score, wrong = _finite(score, "score"), wrong.double().flatten().cpu()
     if score.shape != wrong.shape:
         raise ValueError(f"score and wrong must be as long as each other, got {len(score)} and {len(wrong)}")
     levels, level_of, counts = score.unique(return_inverse=True, return_counts=True)
@@ -157,6 +172,24 @@ def fpr95(familiar: Tensor, strange: Tensor) -> float:
     return float((strange <= passes).double().mean())
 
 
+def surprise(score: Tensor, reference: Tensor) -> Tensor:
+    """Return minus the log of the share of reference images with a score at least as high, ``n``.
+
+    Surprises have one unit whatever the score, so that those of several scores may be added (Fisher's method).
+
+    Args:
+        score: of the images that are judged, ``n``.
+        reference: the same score of familiar images that the network was not trained on.
+
+    Example:
+        >>> surprise(torch.tensor([0.0, 0.35, 9.0]), torch.tensor([0.1, 0.2, 0.3, 0.4]))
+        tensor([-0.0000,  0.9163,  1.6094])
+    """
+    score, reference = _finite(score, "score"), _finite(reference, "reference")
+    above = len(reference) - torch.searchsorted(reference.sort().values, score)
+    return -((above + 1) / (len(reference) + 1)).log()
+
+
 def _check(probabilities: Tensor, labels: Tensor) -> None:
     if probabilities.ndim != 2 or labels.shape != probabilities.shape[:1] or len(labels) == 0:
         raise ValueError(
@@ -165,6 +198,9 @@ def _check(probabilities: Tensor, labels: Tensor) -> None:
         )
     if not bool(probabilities.isfinite().all()):
         raise ValueError("probabilities must be finite, got NaN or infinity")
+    low, high, classes = int(labels.min()), int(labels.max()), probabilities.shape[1]
+    if low < 0 or high >= classes:
+        raise ValueError(f"labels must lie from 0 to {classes - 1}, got {low} to {high}")
 
 
 def _two(familiar: Tensor, strange: Tensor) -> tuple[Tensor, Tensor]:

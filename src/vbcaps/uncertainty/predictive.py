@@ -25,7 +25,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     r"""Return the T in [0.02, 50] with the least negative log likelihood of $\operatorname{softmax}(z / T)$.
 
     Args:
-        logits: of images that the network was not trained on, ``n c``; log probabilities do as well.
+        logits: of images that the network was not trained on, ``n c``; log probabilities do as well, if finite.
         labels: their classes, ``n`` of int64.
 
     Example:
@@ -39,8 +39,8 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
             f"{tuple(logits.shape)} and {tuple(labels.shape)}"
         )
     z = logits.detach().double()
-    if bool(z.isnan().any()):
-        raise ValueError("logits must not hold NaN")
+    if not bool(z.isfinite().all()):  # the logarithm of a probability that was rounded to 0 fits no temperature
+        raise ValueError("logits must be finite, got NaN or infinity; give logits, or clamp probabilities above 0")
     low, high = math.log(COOLEST), math.log(HOTTEST)
     for _ in range(ROUNDS):
         grid = torch.linspace(low, high, GRID, dtype=torch.float64).tolist()
@@ -61,6 +61,13 @@ def sampled_probabilities(layer: ClassCaps, out: Capsules, samples: int = 32, te
         out: its output, with the posterior.
         samples: how many to draw.
         temperature: divides the logits.
+
+    Example:
+        >>> from vbcaps import CapsNet
+        >>> net = CapsNet(num_classes=5).eval()
+        >>> p = sampled_probabilities(net.class_caps, net(torch.randn(2, 2, 32, 32)))
+        >>> p.shape, bool((p.sum(1) - 1).abs().max() < 1e-5)
+        (torch.Size([2, 5]), True)
     """
     routing, q = _of_vb(layer, out)
     if samples < 1:
@@ -82,6 +89,13 @@ def mean_field_probabilities(layer: ClassCaps, out: Capsules, temperature: float
 
     Args:
         layer, out, temperature: see `sampled_probabilities`.
+
+    Example:
+        >>> from vbcaps import CapsNet
+        >>> net = CapsNet(num_classes=5).eval()
+        >>> p = mean_field_probabilities(net.class_caps, net(torch.randn(2, 2, 32, 32)))
+        >>> p.shape, bool((p.sum(1) - 1).abs().max() < 1e-5)
+        (torch.Size([2, 5]), True)
     """
     routing, q = _of_vb(layer, out)
     E_ln_pi, E_lndet = expected_log_pi(q.alpha), expected_logdet(q, "gamma")

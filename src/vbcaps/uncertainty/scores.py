@@ -1,4 +1,4 @@
-r"""Scores of uncertainty for each image, in one pass. Every score is larger where the image is less familiar.
+r"""Scores of uncertainty for each image, in one pass. A score is larger where the image is less familiar.
 
 All networks:
 
@@ -18,9 +18,14 @@ VB networks, of the capsule j of the answer:
 ``kl``             $-KL[q(\mu_j, \Lambda_j) \,\|\, p(\mu, \Lambda)]$: little was learned about the pose
 ``votes``          $-r_j$: few votes went to the answer
 ``alpha``          $-\alpha_j / \sum_j \alpha_j$: the expected share of the answer
-``epistemic``      mean over d of $1 / (\kappa_j \nu_j \psi_{jd})$, the variance of the mean $\mu_j$
+``epistemic``      mean over d of $1 / (\kappa_j \nu_j \psi_{jd})$, the squared scale of Student's t of $\mu_{jd}$
 ``elbo``           minus the evidence lower bound of the class layer, per unit of votes
 =================  ====================================================================================================
+
+Except for ``class_entropy`` and ``elbo``, these scores are larger for fewer or scattered votes, which are a sign of a
+strange image only if a network answers with the class that took many votes, as the loss ``evidence`` teaches it. By
+``activation="paper"`` votes lower the activation: without that loss a trained network answers with the class that took
+the fewest, and its familiar images have the larger scores.
 
 Axes: n image, c class, l position, j capsule type, d pose entry, f feature.
 """
@@ -78,7 +83,11 @@ def scores(model: "Model", images: Any, *, batch_size: int = 256) -> dict[str, T
         >>> found["max_softmax"].shape, "elbo" in found
         (torch.Size([4]), True)
     """
-    seen = look(model, images, features=bool(model.densities), batch_size=batch_size)
+    return scores_of(model, look(model, images, features=bool(model.densities), batch_size=batch_size))
+
+
+def scores_of(model: "Model", seen: Look) -> dict[str, Tensor]:
+    """Return the scores of images that the network has looked at, with features if the model has densities."""
     return (
         of_logits(seen.logits, model.temperature)
         | seen.scores
@@ -90,7 +99,15 @@ def scores(model: "Model", images: Any, *, batch_size: int = 256) -> dict[str, T
 
 
 def posterior_scores(model: "Model", images: Any, *, batch_size: int = 256) -> dict[str, Tensor]:
-    """Return the scores of the posterior alone; an error says what to do where the network has none."""
+    """Return the scores of the posterior alone; an error says what to do where the network has none.
+
+    Example:
+        >>> import vbcaps
+        >>> from vbcaps.uncertainty import posterior_scores
+        >>> found = posterior_scores(vbcaps.load("fashion_small"), torch.zeros(2, 28, 28, dtype=torch.uint8))
+        >>> sorted(found)[:3]
+        ['alpha', 'class_entropy', 'elbo']
+    """
     needs_posterior(model)
     return look(model, images, batch_size=batch_size).scores
 
@@ -123,6 +140,12 @@ def look(model: "Model", images: Any, *, features: bool = True, batch_size: int 
         images: anything that ``model.predict`` takes.
         features: whether to return features, too: they take a posterior of every layer.
         batch_size: how many images the network sees at a time.
+
+    Example:
+        >>> import vbcaps
+        >>> seen = look(vbcaps.load("fashion_small"), torch.zeros(2, 28, 28, dtype=torch.uint8))
+        >>> seen.features["class_caps.m"].shape
+        torch.Size([2, 160])
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
@@ -225,6 +248,15 @@ def fit_densities(
             or ``features`` (a CNN).
         tied: one covariance for all classes, else one for each.
         batch_size: how many images the network sees at a time.
+
+    Example:
+        >>> import vbcaps
+        >>> from vbcaps.data import load_dataset
+        >>> from vbcaps.uncertainty import fit_densities, scores
+        >>> model, train = vbcaps.load("fashion_small"), load_dataset("sample").train
+        >>> fit_densities(model, train.images[:500], train.labels[:500])
+        >>> "density.class_caps.m" in scores(model, train.images[:4])
+        True
     """
     names = list(features) or (["features"] if isinstance(model.net, ConvNet) else ["class_caps.m"])
     seen = look(model, images, batch_size=batch_size)

@@ -1,0 +1,213 @@
+"""The tables of results/README.md on uncertainty: from results/temperatures.csv and results/uncertainty.csv alone."""
+
+import csv
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from cells import table
+from held_out import read_rows
+
+from vbcaps.figures.trust import KINDS, NAMES, PLAIN, Measures, compared, of_posterior, read_measures, said
+
+MEMBERS = (1, 3, 5)
+
+
+def on_uncertainty(results: Path) -> list[str]:
+    """Return the sections on uncertainty that have rows."""
+    sections = [temperatures(results / "temperatures.csv")] if (results / "temperatures.csv").exists() else []
+    if (results / "uncertainty.csv").exists():
+        measures = read_measures(results)
+        sections += [calibration(measures), errors(measures), strangers(measures), viewpoints(measures)]
+        sections += [evidence(read_rows(results / "uncertainty.csv"))]
+    return sections
+
+
+def several(values: Sequence[float], digits: int = 1, factor: float = 100) -> str:
+    """Return mean ± standard deviation, or the only value; empty where there is none."""
+    if not values:
+        return ""
+    scaled = [factor * value for value in values]
+    if len(scaled) == 1:
+        return f"{scaled[0]:.{digits}f}"
+    return f"{statistics.mean(scaled):.{digits}f} ± {statistics.stdev(scaled):.{digits}f}"
+
+
+def temperatures(path: Path) -> str:
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    cells = []
+    for name in dict.fromkeys(row["network"] for row in rows):
+        both = [row for row in rows if row["network"] == name]
+        cells.append(
+            [
+                f"`{name}`",
+                " / ".join(f"{float(row['temperature']):.2f}" for row in both),
+                *(
+                    " / ".join(f"{100 * float(row[field]):.2f}" for row in both)
+                    for field in ("ece_before", "ece", "adaptive_ece")
+                ),
+                " / ".join(f"{float(row['nll_before']):.3f} → {float(row['nll']):.3f}" for row in both),
+                f"{int(both[0]['images']):,}",
+            ]
+        )
+    said = """\
+The shipped networks have seen all training images. A temperature is therefore fitted on one half of the test images and
+judged on the other, then the other way round; the two numbers of a cell are these two. The weights files have the first
+temperature. Expected calibration errors (15 bins) are in %. Made by `python tools/temperatures.py --write`."""
+    head = "network | temperature | ECE before | ECE | adaptive ECE | NLL before → after | images judged"
+    return f"## Calibration of the shipped networks\n\n{said}\n\n{table(head, cells)}\n"
+
+
+def rows_of(measures: Measures) -> list[tuple[str, str, int, str]]:
+    """Return dataset, kind of network, members and label of each row: single networks, then ensembles."""
+    return [
+        (dataset, kind, members, f"{members} x {name}" if members > 1 else name)
+        for dataset in ("fashion", "mnist", "smallnorb", "svhn", "cifar10")
+        for members in MEMBERS
+        for kind, name in KINDS.items()
+        if measures.values(
+            dataset, kind, test="calibration", measure="ece", score="softmax with temperature", ensemble=members
+        )
+    ]
+
+
+def calibration(measures: Measures) -> str:
+    after, samples = "softmax with temperature", "samples of the posterior with temperature"
+    columns: list[tuple[str, str, float, int]] = [  # measure, score, factor, digits
+        ("error", "softmax", 100, 1), ("ece", "softmax", 100, 2), ("ece", after, 100, 2),
+        ("nll", "softmax", 1, 3), ("nll", after, 1, 3), ("nll", samples, 1, 3),
+    ]  # fmt: skip
+    cells = []
+    for dataset, kind, members, label in rows_of(measures):
+        found = [
+            several(
+                measures.values(dataset, kind, test="calibration", measure=measure, score=score, ensemble=members),
+                digits,
+                factor,
+            )
+            for measure, score, factor, digits in columns
+        ]
+        cells.append([NAMES[dataset], label, *found])
+    said = """\
+Laptop twins of the recipes, on 2,000 test images: mean ± standard deviation over seeds. Temperatures are fitted on the
+held-out tenth of the training images (of smallNORB, on held-out toys). `samples` averages over 32 samples of the class
+layer's posterior, with a temperature of its own."""
+    head = "dataset | network | error, % | ECE, % | with temperature | NLL | with temperature | NLL, samples"
+    return f"## Calibration, laptop scale\n\n{said}\n\n{table(head, cells)}\n"
+
+
+def errors(measures: Measures) -> str:
+    cells = []
+    for dataset, kind, members, label in rows_of(measures):
+        own = {
+            row.score for row in measures.rows if row.test == "errors" and row.recipe.startswith(f"{dataset}{kind}_")
+        }
+        at = dict(test="errors", measure="auroc", ensemble=members)
+        found = {
+            score: values
+            for score in own
+            if (values := measures.values(dataset, kind, score=score, **at))  # type: ignore[arg-type]
+        }
+        posterior = {s: v for s, v in found.items() if of_posterior(s) and not s.startswith("density")}
+        best = max(posterior, key=lambda score: statistics.mean(posterior[score])) if posterior else ""
+        area = measures.values(
+            dataset, kind, test="errors", measure="area_under_risk_coverage", score="max_softmax", ensemble=members
+        )
+        cells.append(
+            [
+                NAMES[dataset], label, several(found.get("max_softmax", []), 1), several(found.get("energy", []), 1),
+                f"{several(posterior[best], 1)} ({best.replace('_', ' ')})" if best else "", several(area, 4, 1),
+            ]
+        )  # fmt: skip
+    said = """\
+How well scores find errors, AUROC in %, and the area under the risk-coverage curve by maximum softmax. The posterior's
+score is the best one on these test images, which flatters it."""
+    head = "dataset | network | maximum softmax | energy | best score of the posterior | area under risk-coverage"
+    return f"## Finding errors, laptop scale\n\n{said}\n\n{table(head, cells)}\n"
+
+
+def strangers(measures: Measures) -> str:
+    chosen = [one for one in compared(measures) if measures.strangers(*one[1:])]
+    pairs = list(measures.strangers("", "max_softmax"))
+    cells = []
+    for label, kind, score, members in chosen:
+        found = measures.strangers(kind, score, members)
+        means = [statistics.mean(found[pair]) for pair in pairs if pair in found]
+        whole = f"{100 * statistics.mean(means):.1f}" if len(means) == len(pairs) else ""
+        cells.append([label, *(several(found.get(pair, []), 1) for pair in pairs), whole])
+    names = [f"{NAMES[familiar]} / {NAMES[strange]}" for familiar, strange in pairs]
+    told = f"""\
+AUROC in % with which scores tell test images of other datasets from those of the dataset a network was trained on
+(familiar / strange): mean ± standard deviation over seeds. Densities are fitted on 4,000 training images. Beside the
+maximum softmax each row has the score that is best on one pair, the held-out share of Fashion-MNIST against training
+images of CIFAR-10 ({choices(measures)}); all pairs in the table were tested once. `X and max softmax` adds
+the surprises of two scores of one pass. `results/uncertainty.csv` has every score, AUPR and FPR95."""
+    return f"## Strangers, laptop scale\n\n{told}\n\n{table(' | '.join(['score', *names, 'mean']), cells)}\n"
+
+
+def choices(measures: Measures) -> str:
+    """Return the AUROC of the chosen scores on the pair for choices."""
+    found = []
+    for kind, name in KINDS.items():
+        best = measures.best(kind) if kind else measures.best(kind, of_posterior)
+        if best is not None:
+            at = dict(test="choice", measure="auroc", score=best, against="cifar10")
+            found.append(f"{name} {several(measures.values('fashion', kind, **at), 1)}")  # type: ignore[arg-type]
+    return ", ".join(found)
+
+
+def viewpoints(measures: Measures) -> str:
+    cells = []
+    for kind, name in KINDS.items():
+        best = measures.best(kind) if kind else measures.best(kind, of_posterior)
+        for score in dict.fromkeys([*PLAIN, *([best] if best else [])]):
+            found = measures.values(
+                "smallnorb", kind, test="viewpoints", measure="auroc", score=score, against="novel", viewpoint="azimuth"
+            )
+            if found:
+                cells.append([name, said(score), several(found, 1)])
+    told = """\
+smallNORB networks that were trained on six azimuths: AUROC in % with which scores tell test toys at the other azimuths
+from test toys at the familiar ones."""
+    return f"## Novel viewpoints, laptop scale\n\n{told}\n\n{table('network | score | AUROC', cells)}\n"
+
+
+CHOICES = {
+    "fashion_laptop": "released rule, as it is",
+    "fashion_laptop --evidence 1.0": "with the term of evidence",
+    "fashion_laptop --activation paper": "printed rule",
+    "fashion_laptop --no-norm-pose": "no BatchNorm on poses",
+    "fashion_laptop --no-norm-logit": "no BatchNorm on the class logit",
+    "fashion_laptop --no-norm-logit --evidence 1.0": "with evidence, no BatchNorm on the class logit",
+    "fashion_laptop --activation paper --evidence 1.0": "with evidence, printed rule",
+}
+
+
+def evidence(rows: list[dict[str, str]]) -> str:
+    """Return the table of choices under which the posterior may count evidence."""
+
+    def of(recipe: str, test: str, measure: str, score: str = "") -> str:
+        wanted = (recipe, test, measure, score)
+        by_seed: dict[str, list[float]] = {}
+        for row in rows:
+            if (row["recipe"], row["test"], row["measure"], row["score"]) == wanted and "+" not in row["seeds"]:
+                by_seed.setdefault(row["seeds"], []).append(float(row["value"]))
+        return several([statistics.mean(values) for values in by_seed.values()])
+
+    cells = []
+    for recipe, words in CHOICES.items():
+        if error := of(recipe, "calibration", "error", "softmax"):
+            found = [of(recipe, "evidence", f"answer_has_most_{what}") for what in ("votes", "agreement")]
+            found += [of(recipe, "errors", "auroc", score) for score in ("votes", "precision", "pose_entropy")]
+            found += [of(recipe, "strangers", "auroc", score) for score in ("votes", "class_entropy", "elbo")]
+            cells.append([words, f"`{recipe}`", error, *found])
+    told = """\
+Fashion-MNIST at laptop scale, VB routing; all numbers in %. First: how often the answer is the class with most votes
+r_j, and the class whose votes agree most, by E[ln|Lambda_j|]. Then the AUROC with which scores of the posterior find
+errors (above 50: the right way up), and their mean AUROC for strangers (MNIST, SVHN, smallNORB)."""
+    head = (
+        "choice | recipe | error | most votes | most agreement | errors: votes | errors: agreement | errors: entropy | "
+        "strangers: votes | strangers: H[q(pi)] | strangers: ELBO"
+    )
+    return f"## Evidence the right way up, laptop scale\n\n{told}\n\n{table(head, cells)}\n"
