@@ -8,8 +8,8 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 PAGES = (
-    "README.md", "docs/library.md", "docs/training.md", "docs/speed.md", "docs/choices.md", "docs/vae.md",
-    "CONTRIBUTING.md",
+    "README.md", "docs/library.md", "docs/training.md", "docs/speed.md", "docs/choices.md", "docs/analyses.md",
+    "docs/vae.md", "CONTRIBUTING.md",
 )  # fmt: skip
 NEEDS = (".cuda()", "fit(", "runs/")  # a GPU, minutes, a run
 

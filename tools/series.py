@@ -71,17 +71,32 @@ def curves(scale: str) -> Settings:
 
 
 def priors(scale: str) -> Settings:
-    """Fashion-MNIST: alpha0 learned, the default priors, then the other pairs of the paper's coefficients."""
+    """Fashion-MNIST: alpha0 learned, the default priors, then the other pairs of the paper's coefficients.
+
+    Of these the corners come first, so that a series that was stopped has them.
+    """
     short = shorter(scale)
-    grid = sorted(product(COEFFICIENTS, COEFFICIENTS), key=lambda pair: pair != (1.0, 1.0))
+
+    def order(pair: tuple[float, float]) -> tuple[bool, float]:
+        return pair != (1.0, 1.0), -sum(abs(COEFFICIENTS.index(one) - 1.5) for one in pair)
+
+    grid = sorted(product(COEFFICIENTS, COEFFICIENTS), key=order)
     pairs: Settings = [(f"fashion_{scale}", dict(alpha0=alpha0, psi0=psi0) | short) for alpha0, psi0 in grid]
     return [(f"fashion_{scale}", dict(learn=("alpha0",)) | short), *pairs]
 
 
 def iterations(scale: str) -> Settings:
-    """Fashion-MNIST with 1 to 5 iterations of VB and EM routing."""
-    runs = product(ITERATIONS, ("", "_em"))
-    return [(f"fashion{routing}_{scale}", dict(iters=iters) | shorter(scale)) for iters, routing in runs]
+    """Fashion-MNIST with 1 to 5 iterations of VB and EM routing.
+
+    A laptop's learning rate was chosen for two iterations, so all of them are made at a quarter of it, too.
+    """
+    runs = list(product(ITERATIONS, ("", "_em")))
+    rates: list[dict[str, Any]] = [{}, dict(lr=0.002)] if scale == "laptop" else [{}]
+    return [
+        (f"fashion{routing}_{scale}", dict(iters=iters) | shorter(scale) | rate)
+        for rate in rates
+        for iters, routing in runs
+    ]
 
 
 def votes(scale: str) -> Settings:
@@ -143,11 +158,16 @@ def with_watcher(name: str, one: Recipe, data_folder: str | None) -> dict[str, A
 
 
 def jobs(name: str, scale: str, seeds: int) -> list[Job]:
-    """Return the runs of a series in the order in which they are made."""
+    """Return the runs of a series in the order in which they are made; of several with one recipe, the first."""
     if name not in SERIES:
         raise ValueError(f"there is no series {name!r}{nearest(name, SERIES)}; they are {', '.join(SERIES)}")
     settings = SERIES[name](scale)
-    return [Job(base, fields, seed) for seed in range(seeds) for base, fields in settings]
+    made: dict[Recipe, Job] = {}
+    for seed in range(seeds):
+        for base, fields in settings:
+            job = Job(base, fields, seed)
+            made.setdefault(key(job.recipe), job)
+    return list(made.values())
 
 
 # --- what is there already -------------------------------------------------------------------------------------------

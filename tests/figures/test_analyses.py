@@ -101,10 +101,10 @@ def test_a_cell_is_the_mean_of_its_runs(results, figures):
     made_up.priors(results)
     priors.priors(results, Path("out"))
     heat, beside = figures["priors"].axes
-    assert sorted(texts(heat)) == ["\n1 failed", "11.00", "12.00", "14.00\n± 1.41"]
+    assert sorted(texts(heat)) == ["\n1 failed", "11.00", "12.00", "14.00\n± 1.41", *["not run"] * 12]
     where = {text.get_text(): text.get_position() for text in heat.texts}
-    assert where["12.00"] == (1, 0)  # psi0 = 1, alpha0 = 0.1
-    assert [label.get_text() for label in heat.get_xticklabels()] == ["0.1", "1"]
+    assert where["12.00"] == (2, 1)  # psi0 = 1, alpha0 = 0.1
+    assert [label.get_text() for label in heat.get_xticklabels()] == ["0.01", "0.1", "1", "10"]
     assert "1 epoch, on a laptop" in heat.get_title(loc="left")
     points = [list(line.get_ydata()) for line in beside.lines]
     assert points[0] == pytest.approx([13, 15])
@@ -137,6 +137,19 @@ def test_error_and_time_by_iterations(results, figures):
     assert lines(error) == {"VB": pytest.approx({1: 10, 2: 20}), "EM": pytest.approx({1: 11, 2: 21})}
     assert lines(time) == {"VB": {1: 10, 2: 20}, "EM": {1: 11, 2: 21}}
     assert "64 images" in time.get_title(loc="left")
+
+
+def test_each_learning_rate_has_a_panel_the_highest_first(results, figures):
+    made_up.iterations(results)
+    for name in ("fashion_laptop", "fashion_em_laptop"):
+        for iters in (1, 2):
+            made_up.record(results / f"{name}{iters}", name, iters=iters, epochs=1, lr=0.1, test=0.9)
+    routings.iterations(results, Path("out"))
+    titles = [axes.get_title(loc="left") for axes in figures["iterations"].axes]
+    assert len(titles) == 3
+    assert titles[0].endswith("rate 0.1")
+    assert titles[1].endswith("rate 0.008")
+    assert figures["iterations"].axes[0].get_yscale() == "log"  # 10% and 90% in one figure
 
 
 @pytest.mark.parametrize("missing", ["runs", "times"])
@@ -201,13 +214,14 @@ def test_other_priors_and_rules_are_not_pooled_with_the_runs_that_are_compared(r
         ("rule", dict(activation="paper")),
     ):
         made_up.record(results / name, "fashion_laptop", iters=2, epochs=1, test=0.9, **fields)
-    runs = routings.runs_by_iterations(records.read_records(results))
-    assert [record.folder.name for record in runs["vb"]] == ["vb1", "vb2"]
+    (pair,) = routings.pairs_by_iterations(records.read_records(results))
+    assert [record.folder.name for record in pair["vb"]] == ["vb1", "vb2"]
 
 
 def test_vb_and_em_share_settings_but_for_what_belongs_to_one_of_them():
     assert records.shared(recipe("svhn_fast")) == records.shared(recipe("svhn_em_fast", seed=3))
     assert records.shared(recipe("svhn_fast")) != records.shared(recipe("svhn_em_fast", lr=0.5))
+    assert records.shared(recipe("svhn_fast", alpha0=0.5)) != records.shared(recipe("svhn_em_fast"))
 
 
 def test_the_tenth_run_is_read_after_the_ninth(results):

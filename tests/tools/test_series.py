@@ -76,9 +76,21 @@ def test_priors_are_the_papers_16_settings_and_the_learned_one():
     assert {one.dataset for one in [learned, *grid]} == {"fashion-mnist"}
 
 
-def test_iterations_are_1_to_5_of_vb_and_em():
-    found = {(one.routing, one.iters) for one in (job.recipe for job in series.jobs("iterations", "laptop", 1))}
-    assert found == {(routing, iters) for routing in ("vb", "em") for iters in (1, 2, 3, 4, 5)}
+@pytest.mark.parametrize("fields", [fields for _, fields in series.priors("fast")], ids=str)
+def test_every_prior_trains_without_nan(fields, tmp_path):
+    with tiny.in_place_of_data():
+        model = loop.fit(tiny.recipe(epochs=2, **fields), tmp_path)
+    assert np.isfinite(model.result.loss)
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
+
+
+def test_iterations_are_1_to_5_of_vb_and_em_at_two_rates():
+    recipes = [job.recipe for job in series.jobs("iterations", "laptop", 1)]
+    rates = {one.lr for one in recipes}
+    assert len(rates) == 2
+    assert {(one.routing, one.iters, one.lr) for one in recipes} == {
+        (routing, iters, lr) for routing in ("vb", "em") for iters in (1, 2, 3, 4, 5) for lr in rates
+    }
 
 
 @pytest.mark.parametrize("scale", series.SCALES)

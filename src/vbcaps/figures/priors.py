@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ from vbcaps.training.recipe import Recipe
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+BLACK, PALE = "#1a202c", "#a0aec0"
+COEFFICIENTS = (0.01, 0.1, 1.0, 10.0)  # of both priors, in the paper
 Grid = dict[tuple[float, float], list[Record]]  # runs by alpha0 and psi0
 
 
@@ -49,7 +52,7 @@ def runs_by_prior(records: Iterable[Record]) -> tuple[Grid, list[Record]]:
         else:
             grid.setdefault((recipe.alpha0, recipe.psi0), []).append(record)
     grid, learned = max(by_settings.values(), key=lambda one: (len(one[0]), len(one[1])))
-    if len(grid) < 2:
+    if not grid or (len(grid) == 1 and not learned):
         raise MissingRecords(missing("priors"))
     return grid, learned
 
@@ -62,19 +65,22 @@ def is_compared(recipe: Recipe) -> bool:
 def _heat_map(axes: "Axes", grid: Grid) -> None:
     from matplotlib.patches import Rectangle
 
-    alphas, psis = (sorted({pair[k] for pair in grid}) for k in (0, 1))
+    alphas, psis = (sorted({*COEFFICIENTS, *(pair[k] for pair in grid)}) for k in (0, 1))
     means = np.full((len(alphas), len(psis)), np.nan)
     for (alpha, psi), some in grid.items():
         if errors_of(some):
             means[alphas.index(alpha), psis.index(psi)] = statistics.mean(errors_of(some))
     low, high = np.nanmin(means), np.nanmax(means)
-    axes.imshow(means, cmap="Blues", vmin=low - 0.3 * (high - low), vmax=high + 0.2 * (high - low), aspect="auto")
-    for (alpha, psi), some in grid.items():
-        y, x = alphas.index(alpha), psis.index(psi)
+    margin = 0.3 * (high - low) or 1.0
+    axes.imshow(means, cmap="Blues", vmin=low - margin, vmax=high + margin, aspect="auto")
+    for alpha, psi in product(alphas, psis):
+        y, x, some = alphas.index(alpha), psis.index(psi), grid.get((alpha, psi), [])
         failed = sum(record.result is None for record in some)
-        text = cell(errors_of(some)) + (f"\n{failed} failed" if failed else "")
+        text = (cell(errors_of(some)) + (f"\n{failed} failed" if failed else "")) if some else "not run"
         dark = means[y, x] > (low + high) / 2
-        axes.text(x, y, text, ha="center", va="center", color=RED if failed else "white" if dark else "#1a202c")
+        axes.text(
+            x, y, text, ha="center", va="center", color=RED if failed else "white" if dark else BLACK if some else PALE
+        )
     axes.set_xticks(range(len(psis)), [f"{psi:g}" for psi in psis])
     axes.set_yticks(range(len(alphas)), [f"{alpha:g}" for alpha in alphas])
     axes.set_xlabel(r"scale of $\Psi_0$", color=GREY)
@@ -83,7 +89,7 @@ def _heat_map(axes: "Axes", grid: Grid) -> None:
     axes.spines[:].set_visible(False)
     if (1.0, 1.0) in grid:
         corner = psis.index(1.0) - 0.47, alphas.index(1.0) - 0.46
-        axes.add_patch(Rectangle(corner, 0.94, 0.92, fill=False, ec="#1a202c", lw=1.4, ls=":"))
+        axes.add_patch(Rectangle(corner, 0.94, 0.92, fill=False, ec=BLACK, lw=1.4, ls=":"))
 
 
 def cell(some: list[float], between: str = "\n") -> str:
@@ -105,5 +111,6 @@ def _fixed_and_learned(axes: "Axes", fixed: list[Record], learned: list[Record],
     axes.set_xticks([0, 1], names)
     axes.set_xlim(-0.6, 1.6)
     low, high = min(all_errors), max(all_errors)
-    axes.set_ylim(low - 0.1 * (high - low), high + 0.1 * (high - low))
+    margin = 0.1 * (high - low) or 1.0
+    axes.set_ylim(low - margin, high + margin)
     axes.grid(visible=False, axis="x")

@@ -131,10 +131,15 @@ def _tests(axes: "Axes", pair: Pair, epoch: int) -> None:
         style = STYLES[routing] | dict(linestyle="none", ms=5, markeredgecolor="white", mew=0.6, zorder=5)
         label = f"test error at the end, {NAMES[routing]}"
         axes.plot([epoch * (1.04 + 0.05 * k)] * len(errors), errors, label=label, **style)
+    _logarithmic(axes)
+
+
+def _logarithmic(axes: "Axes") -> None:
     axes.set_yscale("log")
     low, high = axes.get_ylim()
-    ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100) if low < tick < high]
-    axes.set_yticks(ticks, [str(tick) for tick in ticks])
+    some = (1, 2, 5, 10, 20, 50, 100) if high > 10 * low else (1, 1.5, 2, 3, 4, 6, 8, 10, 15, 20, 30, 40, 60, 80, 100)
+    ticks = [tick for tick in some if low < tick < high]
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.set_yticks([], minor=True)
 
 
@@ -142,40 +147,52 @@ def _tests(axes: "Axes", pair: Pair, epoch: int) -> None:
 
 
 def iterations(results: Path, out: Path) -> list[Path]:
-    """Draw the test error and the time of a training step for 1 to 5 routing iterations, VB and EM."""
-    runs, times = runs_by_iterations(read_records(results)), step_times(results)
-    figure = new_figure(8.4, 3.4)
-    left, right = figure.subplots(1, 2)
-    recipe = runs["vb"][0].recipe
-    for routing in NAMES:
-        draw_band(left, spread_by_key([{one.recipe.iters: one.error() or 0.0} for one in runs[routing]]), routing)
-        rows = times[routing]
+    """Draw the test error and the time of a training step for 1 to 5 routing iterations, VB and EM.
+
+    Where several settings were compared, as two learning rates, each has a panel of errors.
+    """
+    compared, times = pairs_by_iterations(read_records(results)), step_times(results)
+    figure = new_figure(4.2 * (len(compared) + 1), 3.4)
+    *left, right = figure.subplots(1, len(compared) + 1)
+    for axes, pair in zip(left, compared, strict=True):
+        recipe = pair["vb"][0].recipe
+        for routing in NAMES:
+            draw_band(axes, spread_by_key([{one.recipe.iters: one.error() or 0.0} for one in pair[routing]]), routing)
+        epochs = f"{recipe.epochs} epoch{'s' if recipe.epochs > 1 else ''}"
+        size = ", on a laptop" if scale(recipe) == "laptop" else ""
+        title = f"{DATASETS[recipe.dataset]}, {epochs}{size}, rate {recipe.lr:g}"
+        label_axes(axes, title, "routing iterations", "test error (%)")
+        _say_seeds(axes, pair, 0.05)
+    highest = [axes.get_ylim()[1] for axes in left]
+    for axes in left:
+        if max(highest) > 3 * min(axes.get_ylim()[0] for axes in left):
+            _logarithmic(axes)
+    for routing, rows in times.items():
         draw_band(right, {iters: (row["ms"], row["low"], row["high"]) for iters, row in rows.items()}, routing)
-    epochs = f"{recipe.epochs} epoch{'s' if recipe.epochs > 1 else ''}"
-    size = ", on a laptop" if scale(recipe) == "laptop" else ""
-    label_axes(left, f"{DATASETS[recipe.dataset]}, {epochs}{size}", "routing iterations", "test error (%)")
-    _say_seeds(left, runs, 0.05)
     about = next(iter(times["vb"].values()))
-    what = f"a training step of {about['batch']:.0f} images, on one thread"
+    what = f"a training step of {about['batch']:.0f} images, one thread"
     label_axes(right, what, "routing iterations", "processor time (ms)")
     right.set_ylim(bottom=0)
-    for axes in (left, right):
-        axes.set_xticks(sorted({*times["vb"], *(one.recipe.iters for one in runs["vb"])}))
-        axes.legend(frameon=False)
+    for axes in (*left, right):
+        axes.set_xticks(sorted(times["vb"]))
+        axes.legend(frameon=False, loc="upper left")
     return [save(figure, out / "iterations.png")]
 
 
-def runs_by_iterations(records: Iterable[Record]) -> Pair:
-    """Return the tested runs of VB and EM, of the settings that have the most different iterations."""
+def pairs_by_iterations(records: Iterable[Record]) -> list[Pair]:
+    """Return the tested runs of VB and EM for each setting of which there are several iterations.
+
+    Settings with the most different iterations come first, then those with the highest learning rate.
+    """
     tested = [one for one in records if one.recipe.dataset == "fashion-mnist" and one.error() is not None]
 
     def least(pair: Pair) -> int:
         return min(len({record.recipe.iters for record in some}) for some in pair.values())
 
-    best = max(pairs(tested, "iters"), key=least, default=None)
-    if best is None or least(best) < 2:
+    compared = [pair for pair in pairs(tested, "iters") if least(pair) > 1]
+    if not compared:
         raise MissingRecords(missing("iterations"))
-    return best
+    return sorted(compared, key=lambda pair: (-least(pair), -pair["vb"][0].recipe.lr))
 
 
 def step_times(results: Path) -> dict[str, dict[int, dict[str, Any]]]:
