@@ -15,7 +15,8 @@ import vbcaps.uncertainty
 MODULES = (
     "distributions", "layers", "losses", "models", "norm", "prior", "routing.dynamic", "routing.em", "routing.fields",
     "routing.vb", "training.evaluate", "training.recipes", "uncertainty.damage", "uncertainty.density",
-    "uncertainty.metrics", "uncertainty.predictive", "uncertainty.scores", "weights.find", "weights.model",
+    "uncertainty.metrics", "uncertainty.predictive", "uncertainty.scores", "vae", "weights.find",
+    "weights.model",
 )  # fmt: skip
 
 

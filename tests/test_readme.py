@@ -8,14 +8,9 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 PAGES = (
-    "README.md",
-    "docs/library.md",
-    "docs/training.md",
-    "docs/speed.md",
-    "docs/choices.md",
-    "docs/analyses.md",
-    "CONTRIBUTING.md",
-)
+    "README.md", "docs/library.md", "docs/training.md", "docs/speed.md", "docs/choices.md", "docs/analyses.md",
+    "docs/vae.md", "CONTRIBUTING.md",
+)  # fmt: skip
 NEEDS = (".cuda()", "fit(", "runs/")  # a GPU, minutes, a run
 
 
@@ -38,6 +33,15 @@ def test_blocks_run_in_their_order(page, monkeypatch):
         assert names["frames"].shape == (3, 4, 1, 28, 28)
         assert names["bound"].shape == (8,)
         assert set(names["trace"].layers) == {"conv_caps1", "conv_caps2", "class_caps"}
+
+
+def test_the_page_of_the_vae_does_what_it_says():
+    names = {"images": torch.randint(0, 256, (4, 30, 40), dtype=torch.uint8)}
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/vae.md").read_text(), re.DOTALL)
+    exec(block, names)
+    shapes = {name: tuple(names[name].shape) for name in ("again", "frames", "sevens", "codes", "answers")}
+    image = (1, 28, 28)
+    assert shapes == dict(again=(4, *image), frames=(3, *image), sevens=(10, *image), codes=(4, 16), answers=(4, 10))
 
 
 @pytest.mark.parametrize("page", PAGES)

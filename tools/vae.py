@@ -3,13 +3,15 @@
 python tools/vae.py eta [--etas 0 0.001 0.02 0.3] [--seeds 3] [--epochs 1] [--base vae_mnist_laptop]
 python tools/vae.py samples WEIGHTS --reader CNN [--count 1000]
 python tools/vae.py entries WEIGHTS
+python tools/vae.py code WEIGHTS
 python tools/vae.py readout WEIGHTS --cnn CNN
 python tools/vae.py picture WEIGHTS [--picture docs/vae.png]
 
 ``eta`` trains the base for each weight of the VAE loss and each seed, and measures a tenth of the training images, held
 out. ``samples`` has an independent network read samples of every class: the share that it reads as the class asked
 for. ``entries`` moves each pose entry of test images from -3 to 3 of its standard deviations in the class, and measures
-the greatest change of a pixel, and the greatest in one of six steps. ``readout`` fits the viewpoint and the light of
+the greatest change of a pixel, and the greatest in one of six steps. ``code`` compares the spread of the codes of 2,000
+training images with their noise. ``readout`` fits the viewpoint and the light of
 smallNORB's training images by linear regression, one for each class, on the codes and on the CNN's features, and
 measures R^2 on the test images, which have other toys. ``picture`` draws the first test image of each class again,
 samples, and the pose entries of the last. WEIGHTS and CNN are what ``vbcaps.load`` takes.
@@ -121,6 +123,24 @@ def entries(arguments: argparse.Namespace, about: dict[str, Any]) -> None:
         append(arguments.out / "vae_entries.csv", row | about)
 
 
+def code(arguments: argparse.Namespace, about: dict[str, Any]) -> None:
+    """Write Psi0 of the class layer, kappa, and how far the codes of a class spread beside their noise."""
+    model = vbcaps.load(arguments.weights)
+    vae, train = vae_of(model), prepare(model.recipe, arguments.data_folder, torch.device("cpu")).train
+    some = train.take(torch.arange(min(2000, len(train.labels))))
+    with torch.no_grad():
+        outs = [(vae(model.view.test(part.images), part.labels), part.labels) for _, part in by_class(some)]
+    kappa = torch.cat([out.posterior.kappa[torch.arange(len(label)), label] for out, label in outs])
+    noise = torch.cat([out.var for out, _ in outs]).sqrt()
+    row: dict[str, Any] = dict(weights=model.recipe.name, images=len(kappa))
+    row |= dict(psi0=f"{(1 / outs[0][0].posterior.prior.inv_Psi0).mean():.2f}", kappa=f"{kappa.mean():.2f}")
+    row |= dict(
+        spread=f"{torch.stack([out.mean.std(0) for out, _ in outs]).mean():.4f}",
+        noise_of_shortcut=f"{noise.mean():.4f}", noise_of_posterior=f"{(noise / kappa[:, None].sqrt()).mean():.4f}",
+    )  # fmt: skip
+    append(arguments.out / "vae_code.csv", row | about)
+
+
 def readout(arguments: argparse.Namespace, about: dict[str, Any]) -> None:
     """Write R^2 of linear readouts of viewpoint and light from codes and from the CNN's features."""
     model, cnn = vbcaps.load(arguments.weights), vbcaps.load(arguments.cnn)
@@ -195,7 +215,7 @@ def append(path: Path, row: dict[str, Any]) -> None:
         table.writerow(row)
 
 
-MEASURES = dict(eta=eta, samples=samples, entries=entries, readout=readout, picture=picture)
+MEASURES = dict(eta=eta, samples=samples, entries=entries, code=code, readout=readout, picture=picture)
 
 if __name__ == "__main__":
     main()
