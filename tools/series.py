@@ -60,23 +60,26 @@ class Job(NamedTuple):
 
 
 def curves(scale: str) -> Settings:
-    """VB and EM routing on the four datasets, with a validation error after each epoch."""
+    """VB and EM routing on the four datasets, with a validation error after each epoch.
+
+    Hyperparameters are the same in both: on a laptop, where each has a learning rate of its own, those of VB.
+    """
 
     def held(dataset: str) -> dict[str, Any]:
         if scale == "laptop":  # these recipes hold out a tenth
             return {}
         return dict(validation=0.1, test=True, hold_out="objects" if dataset == "smallnorb" else "images")
 
-    return [(f"{dataset}{routing}_{scale}", held(dataset)) for dataset in DATASETS for routing in ("", "_em")]
+    rate = dict(lr=recipe("fashion_laptop").lr) if scale == "laptop" else {}
+    return [(f"{dataset}{routing}_{scale}", held(dataset) | rate) for dataset in DATASETS for routing in ("", "_em")]
 
 
 def priors(scale: str) -> Settings:
     """Fashion-MNIST: alpha0 learned, the default priors, then the other pairs of the paper's coefficients.
 
-    Of these the corners come first, so that a series that was stopped has them. The first runs had a laptop's learning
-    rate of then, 0.008.
+    Of these the corners come first, so that a series that was stopped has them.
     """
-    short = shorter(scale) | (dict(lr=0.008) if scale == "laptop" else {})
+    short = shorter(scale)
 
     def order(pair: tuple[float, float]) -> tuple[bool, float]:
         return pair != (1.0, 1.0), -sum(abs(COEFFICIENTS.index(one) - 1.5) for one in pair)
@@ -89,10 +92,10 @@ def priors(scale: str) -> Settings:
 def iterations(scale: str) -> Settings:
     """Fashion-MNIST with 1 to 5 iterations of VB and EM routing.
 
-    A laptop's learning rate is chosen for two iterations; EM's, and a quarter of it, are the same for all.
+    On a laptop both have each other's learning rates, which were chosen for two iterations.
     """
     runs = list(product(ITERATIONS, ("", "_em")))
-    rates: list[dict[str, Any]] = [dict(lr=0.008), dict(lr=0.002)] if scale == "laptop" else [{}]
+    rates = [dict(lr=recipe(f"fashion{routing}_laptop").lr) for routing in ("", "_em")] if scale == "laptop" else [{}]
     return [
         (f"fashion{routing}_{scale}", dict(iters=iters) | shorter(scale) | rate)
         for rate in rates
@@ -108,7 +111,7 @@ def votes(scale: str) -> Settings:
 def uncertainty(scale: str) -> Settings:
     """Every routing and the CNN on every dataset, and on smallNORB's familiar azimuths alone, for tools/uncertainty.py.
 
-    The laptop's runs of VB and EM are those of ``curves``.
+    The laptop's runs of VB are those of ``curves``.
     """
     held = {} if scale == "laptop" else dict(validation=0.1, test=True)
     networks = [f"{dataset}{network}_{scale}" for dataset in ("fashion", "mnist", *OTHERS) for network in NETWORKS]
@@ -134,6 +137,10 @@ def evidence(scale: str) -> Settings:
         dict(norm_pose=False),
         dict(norm_logit=False),
         dict(evidence=1.0, activation="paper"),
+        dict(evidence=0.1, norm_logit=False),
+        dict(evidence=0.3, norm_logit=False),
+        dict(evidence=0.1),
+        dict(evidence=0.3),
     ]
     return [(f"fashion_{scale}", held | choice) for choice in choices]
 

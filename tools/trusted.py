@@ -179,7 +179,11 @@ CHOICES = {
     "fashion_laptop --activation paper": "printed rule",
     "fashion_laptop --no-norm-pose": "no BatchNorm on poses",
     "fashion_laptop --no-norm-logit": "no BatchNorm on the class logit",
+    "fashion_laptop --evidence 0.3": "with three tenths of that term",
+    "fashion_laptop --evidence 0.1": "with a tenth of that term",
     "fashion_laptop --no-norm-logit --evidence 1.0": "with evidence, no BatchNorm on the class logit",
+    "fashion_laptop --no-norm-logit --evidence 0.3": "the same, three tenths of the term",
+    "fashion_laptop --no-norm-logit --evidence 0.1": "the same, a tenth of the term",
     "fashion_laptop --activation paper --evidence 1.0": "with evidence, printed rule",
 }
 

@@ -97,6 +97,8 @@ def test_iterations_are_1_to_5_of_vb_and_em_at_two_rates():
 def test_curves_compare_vb_and_em_alike_and_validate(scale):
     recipes = [job.recipe for job in series.jobs("curves", scale, 1)]
     assert all(one.validation > 0 and one.test for one in recipes)
+    for vb, em in zip(recipes[::2], recipes[1::2], strict=True):
+        assert (vb.dataset, vb.lr, vb.epochs, vb.optimiser) == (em.dataset, em.lr, em.epochs, em.optimiser)
     assert {(one.dataset, one.routing) for one in recipes} == {
         (dataset, routing) for dataset in ("smallnorb", "fashion-mnist", "svhn", "cifar10") for routing in ("vb", "em")
     }
