@@ -1,12 +1,14 @@
 """Make the runs of a series one after another, and record them in results/series/.
 
-python tools/series.py NAME [--out runs] [--data-folder FOLDER] [--seeds 3] [--scale laptop] [--list | --record]
+python tools/series.py NAME [--out runs] [--data-folder FOLDER] [--seeds 3] [--scale laptop] [--only fashion]
+                            [--together] [--list | --record]
 
 A series is a list of recipes with changed fields, in order of importance: every run of seed 0, then those of seed 1,
 and so on. Each run has its folder in OUT/series/NAME/. A run that has ended in OUT/series/, or is recorded in results/,
 under whatever name, is not made again. A run that was begun is resumed. A run whose loss is not finite is written down
 as failed (failed.json), and the series goes on. Ctrl-C saves the run and ends the series; the same command goes on.
-Several processes may make the same series: each leaves the runs alone that another one is making.
+Several processes may make the same series: each leaves the runs alone that another one is making. --only takes the
+recipes whose names begin so. --together trains all seeds of a setting at the same time, which uses a GPU better.
 
 --list prints the runs and makes none. --record copies what is finished or failed into results/series/NAME/, as
 tools/record.py does: it refuses runs from changed source.
@@ -17,6 +19,7 @@ import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -111,7 +114,7 @@ def votes(scale: str) -> Settings:
 def uncertainty(scale: str) -> Settings:
     """Every routing and the CNN on every dataset, and on smallNORB's familiar azimuths alone, for tools/uncertainty.py.
 
-    The laptop's runs of VB are those of ``curves``.
+    With --seeds 5 there are the members of ensembles of five. The laptop's runs of VB are those of ``curves``.
     """
     held = {} if scale == "laptop" else dict(validation=0.1, test=True)
     networks = [f"{dataset}{network}_{scale}" for dataset in ("fashion", "mnist", *OTHERS) for network in NETWORKS]
@@ -119,11 +122,6 @@ def uncertainty(scale: str) -> Settings:
     runs: Settings = [(one, held | (objects if one.startswith("smallnorb") else {})) for one in networks]
     azimuths: dict[str, Any] = held | objects | dict(viewpoint="azimuth")
     return runs + [(f"smallnorb{network}_{scale}", azimuths) for network in NETWORKS]
-
-
-def ensembles(scale: str) -> Settings:
-    """The CNN on every dataset; with --seeds 5 the members of ensembles of five."""
-    return [(one, fields) for one, fields in uncertainty(scale) if one.endswith(f"_cnn_{scale}")]
 
 
 def evidence(scale: str) -> Settings:
@@ -146,13 +144,13 @@ def evidence(scale: str) -> Settings:
 
 
 def shorter(scale: str) -> dict[str, Any]:
-    """Return the fields of a laptop's comparison with many runs: one epoch."""
-    return dict(epochs=1) if scale == "laptop" else {}
+    """Return the fields of a laptop's comparison with many runs: two epochs."""
+    return dict(epochs=2) if scale == "laptop" else {}
 
 
 SERIES: dict[str, Callable[[str], Settings]] = dict(
     curves=curves, priors=priors, iterations=iterations, votes=votes,
-    uncertainty=uncertainty, ensembles=ensembles, evidence=evidence,
+    uncertainty=uncertainty, evidence=evidence,
 )  # fmt: skip
 
 
@@ -165,11 +163,13 @@ def with_watcher(name: str, one: Recipe, data_folder: str | None) -> dict[str, A
     return dict(on_event=measured.watcher(one, data_folder))
 
 
-def jobs(name: str, scale: str, seeds: int) -> list[Job]:
+def jobs(name: str, scale: str, seeds: int, only: str = "") -> list[Job]:
     """Return the runs of a series in the order in which they are made; of several with one recipe, the first."""
     if name not in SERIES:
         raise ValueError(f"there is no series {name!r}{nearest(name, SERIES)}; they are {', '.join(SERIES)}")
-    settings = SERIES[name](scale)
+    settings = [(base, fields) for base, fields in SERIES[name](scale) if base.startswith(only)]
+    if not settings:
+        raise ValueError(f"no recipe of the series {name} begins with {only!r}")
     made: dict[Recipe, Job] = {}
     for seed in range(seeds):
         for base, fields in settings:
@@ -218,19 +218,21 @@ def main(words: Sequence[str] | None = None, results: Path = RESULTS) -> None:
     parser.add_argument("--data-folder", help="where datasets lie, as for `vbcaps train`")
     parser.add_argument("--seeds", type=int, default=3, help="how many seeds, from 0")
     parser.add_argument("--scale", choices=SCALES, default="laptop", help="which twins of the recipes")
+    parser.add_argument("--only", default="", metavar="RECIPE", help="only recipes whose names begin so")
+    parser.add_argument("--together", action="store_true", help="train all seeds of a setting at the same time")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--list", action="store_true", help="print the runs, and make none")
     what.add_argument("--record", action="store_true", help="copy what has ended into results/, and make none")
     arguments = parser.parse_args(words)
     try:
-        todo = jobs(arguments.name, arguments.scale, arguments.seeds)
+        todo = jobs(arguments.name, arguments.scale, arguments.seeds, arguments.only)
         if arguments.record:
             record(todo, arguments.out, arguments.name, results)
         elif arguments.list:
             for number, job in enumerate(todo, 1):
                 say(number, todo, job, state(job, arguments.out, arguments.name, results))
         else:
-            make_all(todo, arguments.out, arguments.name, results, arguments.data_folder)
+            make_all(todo, arguments.out, arguments.name, results, arguments.data_folder, arguments.together)
     except (RunError, ValueError) as error:
         sys.exit(f"series: {error}")
 
@@ -249,47 +251,79 @@ def state(job: Job, out: Path, name: str, results: Path) -> str:
     return "begun" if (out / "series" / name / job.folder / "recipe.json").exists() else "to be made"
 
 
-def make_all(todo: Sequence[Job], out: Path, name: str, results: Path, data_folder: str | None) -> None:
+def make_all(
+    todo: Sequence[Job], out: Path, name: str, results: Path, data_folder: str | None, together: bool = False
+) -> None:
     """Make the runs that are not there yet; a run that cannot be made is reported, and the others follow."""
     from vbcaps.training.loop import Interrupted
 
     broken = 0
-    for number, job in enumerate(todo, 1):
-        was = state(job, out, name, results)
-        if was not in ("begun", "to be made"):
-            say(number, todo, job, was)
-            continue
+    for group in by_setting(todo) if together else [[job] for job in todo]:
+        wanted = []
+        for job in group:
+            was = state(job, out, name, results)
+            if was in ("begun", "to be made"):
+                wanted.append(job)
+            else:
+                say(todo.index(job) + 1, todo, job, was)
         try:
-            say(number, todo, job, make(job, out / "series" / name / job.folder, name, data_folder))
+            for job, what in make(wanted, out / "series" / name, name, data_folder):
+                say(todo.index(job) + 1, todo, job, what)
         except Interrupted as stop:
-            print(f"series: interrupted in {job.folder}, which is saved; the same command goes on", file=sys.stderr)
+            print(
+                f"series: interrupted in {wanted[0].folder}, which is saved; the same command goes on", file=sys.stderr
+            )
             sys.exit(stop.code)
         except KeyboardInterrupt:
             sys.exit(130)
         except RunError as error:
-            broken += 1
-            say(number, todo, job, f"not made: {error}")
+            broken += len(wanted)
+            for job in wanted:
+                say(todo.index(job) + 1, todo, job, f"not made: {error}")
     if broken:
         sys.exit(f"series: {broken} of {len(todo)} runs could not be made")
 
 
-def make(job: Job, folder: Path, name: str, data_folder: str | None) -> str:
-    """Make or resume a run, and return what came of it."""
-    from vbcaps.training.loop import NonFinite, fit
+def by_setting(todo: Sequence[Job]) -> list[list[Job]]:
+    """Return the seeds of each setting, in the order of the settings.
 
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        held = lock(folder)
-    except RunError:
-        return "another process is making it"
-    if held is not None:
-        os.close(held)
-    watched = with_watcher(name, job.recipe, data_folder)
-    try:
-        fit(job.recipe, folder, data_folder=data_folder, resume=True, **watched)
-    except NonFinite as error:
-        write_json(folder / "failed.json", dict(error=str(error)))
-    return outcome(folder)
+    >>> [[job.seed for job in group] for group in by_setting(jobs("votes", "laptop", 3))]
+    [[0, 1, 2]]
+    """
+    found: dict[str, list[Job]] = {}
+    for job in todo:
+        found.setdefault(job._replace(seed=0).folder, []).append(job)
+    return list(found.values())
+
+
+def make(wanted: Sequence[Job], root: Path, name: str, data_folder: str | None) -> Iterator[tuple[Job, str]]:
+    """Make or resume runs that differ in their seeds, and yield what came of each."""
+    from vbcaps.training.loop import NonFinite, fit, fit_all
+
+    free = []
+    for job in wanted:
+        (root / job.folder).mkdir(parents=True, exist_ok=True)
+        try:
+            held = lock(root / job.folder)
+        except RunError:
+            yield job, "another process is making it"
+            continue
+        if held is not None:
+            os.close(held)
+        free.append(job)
+    if len(free) > 1 and name != "votes":  # whose runs are watched one by one
+        with suppress(NonFinite):  # which of them it was shows when they are resumed
+            folders = [root / job.folder for job in free]
+            fit_all([job.recipe for job in free], folders, data_folder=data_folder, resume=True)
+    for job in free:
+        folder = root / job.folder
+        watched = with_watcher(name, job.recipe, data_folder)
+        try:
+            if not (folder / "result.json").exists():
+                fit(job.recipe, folder, data_folder=data_folder, resume=True, **watched)
+        except NonFinite as error:
+            write_json(folder / "failed.json", dict(error=str(error)))
+        yield job, outcome(folder)
 
 
 def record(todo: Sequence[Job], out: Path, name: str, results: Path) -> None:

@@ -1,7 +1,7 @@
 """Measure how far the uncertainty of trained networks can be trusted, and record it in results/uncertainty.csv.
 
-python tools/uncertainty.py RUN... [--data-folder FOLDER] [--write]
-python tools/uncertainty.py --ensemble RUN RUN... [--data-folder FOLDER] [--write]
+python tools/uncertainty.py RUN... [--data-folder FOLDER] [--device auto] [--write]
+python tools/uncertainty.py --ensemble RUN RUN... [--data-folder FOLDER] [--device auto] [--write]
 
 A RUN is the folder of a finished run with a held-out share, such as `tools/series.py uncertainty` makes. For each one:
 
@@ -13,13 +13,18 @@ A RUN is the folder of a finished run with a held-out share, such as `tools/seri
 
 Densities are fitted on training images. Which score stands for a kind of network is chosen on one pair alone, Fashion-
 MNIST's held-out share against training images of CIFAR-10 (rows ``choice``); all else is measured on test images. With
---ensemble the mean probabilities of several runs are measured in the same way. A run that is in the table is skipped.
+--ensemble the mean probabilities of several runs are measured in the same way. A run that is in the table is skipped;
+several processes may write to one table.
 """
 
 import argparse
 import csv
+import functools
+import io
 import itertools
+import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +38,7 @@ from vbcaps.data import Split, load_dataset
 from vbcaps.layers import ClassCaps
 from vbcaps.models import CapsNet
 from vbcaps.training.environment import commit
-from vbcaps.training.loop import prepare
+from vbcaps.training.loop import pick_device, prepare
 from vbcaps.training.runfolder import read_recipe
 from vbcaps.training.runlog import Data
 from vbcaps.uncertainty import (
@@ -91,6 +96,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="the folder of a finished run")
     parser.add_argument("--ensemble", action="store_true", help="measure the mean of all runs, not each of them")
     parser.add_argument("--data-folder", metavar="FOLDER", help="folder of the datasets")
+    parser.add_argument("--device", default="auto", help="where the networks run")
     parser.add_argument("--write", action="store_true", help="write the tables, not only print")
     arguments = parser.parse_args(words)
     groups = [arguments.runs] if arguments.ensemble else [[run] for run in arguments.runs]
@@ -103,7 +109,7 @@ def main(words: list[str] | None = None) -> None:
         if arguments.write and any(all(row[k] == v for k, v in key.items()) for row in read(TABLE)):
             print(f"{', '.join(filter(None, key.values()))}: recorded already")
             continue
-        members = [vbcaps.load(run) for run in runs]
+        members = [vbcaps.load(run, device=pick_device(arguments.device)) for run in runs]
         data = prepare(recipes[0], arguments.data_folder, torch.device("cpu"))
         if data.validation is None:
             parser.error(f"{runs[0]} has no held-out share, which temperatures and choices need")
@@ -128,9 +134,15 @@ def some(split: Split, count: int, seed: int = 0) -> Split:
     return split.take(order[:count].sort().values)
 
 
+@functools.cache
+def some_of(name: str, part: str, data_folder: str | None) -> Split:
+    """Return the images of another dataset that are looked at; each is read once."""
+    return some(getattr(load_dataset(name, data_folder), part), IMAGES)
+
+
 def strangers(model: Model, name: str, data_folder: str | None, part: str = "test") -> Tensor:
     """Return images of another dataset in the size and channels of the network; a stereo pair is one image twice."""
-    images = some(getattr(load_dataset(name, data_folder), part), IMAGES).images
+    images = some_of(name, part, data_folder).images
     channels = model.net.in_channels
     images = images[:, :1] if images.shape[1] == 2 else images
     if channels == 2:
@@ -227,9 +239,9 @@ def of_posterior(model: Model, test: Split, held: Split, t: float) -> list[Row]:
     def log_probabilities(images: Tensor) -> dict[str, Tensor]:
         found: dict[str, list[Tensor]] = {"samples of the posterior": [], "closed form of the posterior": []}
         for part in images.split(250):
-            out = model.net(model.view.test(part))
-            found["samples of the posterior"].append(sampled_probabilities(layer, out, 32, t))
-            found["closed form of the posterior"].append(mean_field_probabilities(layer, out, t))
+            out = model.net(model.view.test(part.to(model.device)))
+            found["samples of the posterior"].append(sampled_probabilities(layer, out, 32, t).cpu())
+            found["closed form of the posterior"].append(mean_field_probabilities(layer, out, t).cpu())
         return {name: torch.cat(parts).clamp_min(1e-30).log() for name, parts in found.items()}
 
     rows, of_test, of_held = [], log_probabilities(test.images), log_probabilities(held.images)
@@ -366,12 +378,17 @@ def read(table: Path) -> list[Row]:
 
 
 def append(table: Path, head: Sequence[str], rows: list[Row]) -> None:
-    new = not table.exists()
-    with open(table, "a", newline="") as file:
-        writer = csv.DictWriter(file, head, lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerows(rows)
+    """Append rows by one call of the system, so that those of several processes do not mix."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, head, lineterminator="\n")
+    with suppress(FileExistsError), open(table, "x", newline="") as file:  # the first process writes the head
+        file.write(",".join(head) + "\n")
+    writer.writerows(rows)
+    file_number = os.open(table, os.O_WRONLY | os.O_APPEND)
+    try:
+        os.write(file_number, text.getvalue().encode())
+    finally:
+        os.close(file_number)
 
 
 if __name__ == "__main__":

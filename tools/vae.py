@@ -1,6 +1,6 @@
 """What does a Capsule-VAE know? Rows for results/vae_*.csv, of which tables.py and docs/vae.md quote.
 
-python tools/vae.py eta [--etas 0 0.001 0.02 0.3] [--seeds 3] [--epochs 1] [--base vae_mnist_laptop]
+python tools/vae.py eta [--etas 0 0.001 0.02 0.05 0.1 0.2] [--seeds 3] [--epochs 8] [--base vae_mnist_laptop]
 python tools/vae.py samples WEIGHTS --reader CNN [--count 1000]
 python tools/vae.py entries WEIGHTS
 python tools/vae.py code WEIGHTS
@@ -34,7 +34,7 @@ from vbcaps.data import Split
 from vbcaps.figures.vae import SPREAD, overview
 from vbcaps.models import ConvNet
 from vbcaps.training.environment import environment
-from vbcaps.training.loop import fit, pick_device, prepare
+from vbcaps.training.loop import fit_seeds, pick_device, prepare
 from vbcaps.training.recipes import recipe
 from vbcaps.training.runfolder import read_metrics
 from vbcaps.uncertainty.scores import look
@@ -50,9 +50,9 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("measure", choices=list(MEASURES))
     parser.add_argument("weights", nargs="?", help="the Capsule-VAE")
     parser.add_argument("--base", default="vae_mnist_laptop", help="eta: the recipe")
-    parser.add_argument("--etas", type=float, nargs="+", default=[0, 0.001, 0.02, 0.3])
+    parser.add_argument("--etas", type=float, nargs="+", default=[0, 0.001, 0.02, 0.05, 0.1, 0.2])
     parser.add_argument("--seeds", type=int, default=3, help="eta: train this many seeds")
-    parser.add_argument("--epochs", type=int, default=1, help="eta: epochs of each training")
+    parser.add_argument("--epochs", type=int, default=8, help="eta: epochs of each training")
     parser.add_argument("--reader", help="samples: the network that reads them")
     parser.add_argument("--count", type=int, default=1000, help="samples: of each class")
     parser.add_argument("--images", type=int, default=20, help="entries: test images of each class")
@@ -72,15 +72,15 @@ def main(words: list[str] | None = None) -> None:
 
 
 def eta(arguments: argparse.Namespace, about: dict[str, Any]) -> None:
-    """Train with each eta and seed, and write the errors on held-out images."""
-    for seed in range(arguments.seeds):
-        for weight in arguments.etas:
-            one = recipe(arguments.base, epochs=arguments.epochs, eta=weight, validation=0.1, test=False, seed=seed)
-            begun = time.time()
-            with tempfile.TemporaryDirectory() as folder:
-                fit(one, Path(folder) / "run", data_folder=arguments.data_folder, device=arguments.device)
-                last = read_metrics(Path(folder) / "run")[-1]
-            columns = ("validation_error", "validation_reconstruction", "classification", "divergence")
+    """Train with each eta and all seeds at once, and write the errors on held-out images."""
+    for weight in arguments.etas:
+        one = recipe(arguments.base, epochs=arguments.epochs, eta=weight, validation=0.1, test=False)
+        begun = time.time()
+        with tempfile.TemporaryDirectory() as folder:
+            fit_seeds(one, folder, arguments.seeds, data_folder=arguments.data_folder, device=arguments.device)
+            ends = [read_metrics(Path(folder) / f"seed{seed}")[-1] for seed in range(arguments.seeds)]
+        columns = ("validation_error", "validation_reconstruction", "classification", "divergence")
+        for seed, last in enumerate(ends):
             row = dict(base=arguments.base, eta=weight, seed=seed, epochs=one.epochs)
             row |= {name: f"{last[name]:.5f}" for name in columns} | dict(seconds=f"{time.time() - begun:.0f}")
             append(arguments.out / "vae_eta.csv", row | about)

@@ -116,6 +116,13 @@ def test_a_folder_has_the_fields_that_differ_in_its_name():
     )
 
 
+def test_only_takes_the_recipes_whose_names_begin_so():
+    found = {job.base for job in series.jobs("uncertainty", "laptop", 1, "mnist")}
+    assert found == {f"mnist{network}_laptop" for network in ("", "_em", "_dynamic", "_cnn")}
+    with pytest.raises(SystemExit, match="no recipe of the series votes begins with 'svhn'"):
+        series.main(["votes", "--only", "svhn"])
+
+
 def test_an_unknown_series_suggests_the_nearest():
     with pytest.raises(SystemExit, match="no series 'prior'; did you mean 'priors'"):
         series.main(["prior"])
@@ -135,6 +142,40 @@ def test_runs_are_made_once(run, fits, tmp_path):
     assert "made in" in again[0]
     assert "made in" not in again[2]
     assert read_recipe(tmp_path / "runs/series/pair/lr0.02-seed1").lr == 0.02
+
+
+def test_seeds_that_are_trained_together_are_the_same_runs(run, fits, tmp_path):
+    run("--seeds", "1")
+    assert ["made in" in line for line in run("--seeds", "2", "--together")] == [True, False, True, False]
+    assert run("--seeds", "3", "--together")[2].startswith("5/6  lr0.01-seed2")
+    one, two = (read_recipe(tmp_path / f"runs/series/pair/lr0.02-seed{seed}") for seed in (0, 2))
+    assert two == dataclasses.replace(one, seed=2)
+    run("--seeds", "5", "--together")  # two that are new, at the same time
+    alone = tmp_path / "alone"
+    with tiny.in_place_of_data():
+        loop.fit(dataclasses.replace(one, seed=4), alone)
+    together = tmp_path / "runs/series/pair/lr0.02-seed4"
+    assert (alone / "last.safetensors").read_bytes() == (together / "last.safetensors").read_bytes()
+
+
+def test_of_seeds_that_are_trained_together_the_one_that_fails_is_written_down(run, fits, monkeypatch, tmp_path):
+    fit_all, fit = loop.fit_all, loop.fit
+
+    def all_but_seed_1(recipes, folders, **options):
+        good = [(one, folder) for one, folder in zip(recipes, folders, strict=True) if one.seed != 1]
+        fit_all([one for one, _ in good], [folder for _, folder in good], **options)
+        raise NonFinite("the loss is not finite")
+
+    def not_seed_1(one, folder, **options):
+        if one.seed == 1:
+            (folder / "recipe.json").write_text(json.dumps(one.to_json()))
+            raise NonFinite("the loss is not finite")
+        return fit(one, folder, **options)
+
+    monkeypatch.setattr(loop, "fit_all", all_but_seed_1)
+    monkeypatch.setattr(loop, "fit", not_seed_1)
+    lines = run("--seeds", "3", "--together")
+    assert ["failed" in line for line in lines] == [False, True, False] * 2
 
 
 def test_a_recorded_run_of_another_series_and_name_is_not_made_again(run, fits, tmp_path):

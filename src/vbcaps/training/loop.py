@@ -3,7 +3,7 @@
 import os
 import signal
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -38,6 +38,7 @@ __all__ = [
     "Result",
     "evaluate",
     "fit",
+    "fit_all",
     "fit_seeds",
     "pick_device",
 ]
@@ -134,6 +135,19 @@ def fit_seeds(recipe: Recipe | str, folder: str | Path, seeds: int, **options: U
         raise ValueError(f"seeds must be at least 1, got {seeds}")
     recipes = [replace(recipe, seed=recipe.seed + k) for k in range(seeds)]
     return _fit(folder, recipes, [folder / f"seed{r.seed}" for r in recipes], **options)
+
+
+def fit_all(recipes: Sequence[Recipe], folders: Sequence[Path], **options: Unpack[Options]) -> list[Model]:
+    """Train recipes that differ in their seeds alone, each in a folder of its own; return the model of each.
+
+    Args:
+        recipes: one for each seed.
+        folders: the folders of the runs, which lie in one folder; with ``resume`` each may hold a begun run or none.
+        options: the keyword arguments of ``fit``.
+    """
+    if len({replace(one, seed=0) for one in recipes}) != 1 or len(recipes) != len(folders):
+        raise ValueError("fit_all trains one recipe with several seeds, and needs a folder for each")
+    return _fit(Path(os.path.commonpath(folders)), list(recipes), list(folders), **options)
 
 
 def _fit(

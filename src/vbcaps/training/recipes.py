@@ -553,18 +553,18 @@ _LAPTOP: dict[str, Any] = dict(
 LAPTOP: dict[str, dict[str, Any]] = {
     "cnn": dict(arch=(32, 32, 36, 36)),
     "vb": dict(lr=0.004),
-    "vae": dict(epochs=12, weight_decay=0.0, validation=0.0, test=False, hold_out="images", flip=False),
-    "vae_fashion": dict(epochs=6),
-    "fashion-mnist": dict(epochs=2, flip=True),
-    "mnist": dict(epochs=2),
-    "svhn": dict(epochs=2),
-    "cifar10": dict(epochs=3),
-    "smallnorb": dict(epochs=5, image_size=32, hold_out="objects"),
+    "vae": dict(epochs=24, weight_decay=0.0, validation=0.0, test=False, hold_out="images", flip=False),
+    "vae_smallnorb": dict(epochs=60),
+    "fashion-mnist": dict(epochs=6, flip=True),
+    "mnist": dict(epochs=4),
+    "svhn": dict(epochs=5),
+    "cifar10": dict(epochs=8),
+    "smallnorb": dict(epochs=15, image_size=32, hold_out="objects"),
 }
 
 
 def laptop(make: Callable[[], Recipe]) -> Recipe:
-    """Return the laptop twin of a recipe: a small network and input, and a schedule of a few minutes on two cores.
+    """Return the laptop twin of a recipe: a small network and input, and a schedule of some ten minutes on two cores.
 
     A tenth of the training images (of smallNORB, an object of each class) is held out. It chooses the best epoch, fits
     the temperature of the probabilities, and is there for every other choice.
