@@ -56,7 +56,8 @@ class Graph:
         torch.cuda.current_stream(self.device).wait_stream(stream)
         torch.cuda.set_rng_state(random, self.device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
+        # Other seeds may save their state in threads, whose copies must not break this capture.
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             self.work()
         return graph.replay
 
