@@ -461,7 +461,7 @@ def vae_mnist() -> Recipe:
     """
     return Recipe(
         name="vae_mnist", dataset="mnist", network="vae", crop=28, standardise="none", loss_on="logits",
-        learn=("Psi0",), sampling="posterior", eta=0.2, beta=0.1, batch=64, epochs=60, lr=3e-3, schedule="onecycle",
+        learn=("Psi0",), sampling="posterior", eta=0.1, beta=0.1, batch=64, epochs=60, lr=3e-3, schedule="onecycle",
         warmup=6.0, ema=0.99,
     )  # fmt: skip
 
