@@ -1,13 +1,14 @@
 """The captured training step and the BatchNorm kernels."""
 
 import copy
+import gc
 
 import pytest
 import torch
 
 from vbcaps import CapsNet
 from vbcaps.losses import activation_nll_loss
-from vbcaps.training.step import TrainStep
+from vbcaps.training.step import TrainStep, no_garbage_collection
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -56,6 +57,47 @@ def test_set_lr_changes_what_the_next_step_does():
     step.set_lr(0.1)
     step(*batches[0])
     assert not all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+
+
+def test_garbage_is_collected_before_a_capture_and_not_within():
+    collected = []
+
+    class Loop:
+        def __init__(self):
+            self.me = self
+
+        def __del__(self):
+            collected.append(1)
+
+    Loop()
+    before = gc.isenabled()
+    with no_garbage_collection():
+        assert collected == [1]
+        assert not gc.isenabled()
+    assert gc.isenabled() == before
+    gc.disable()
+    try:
+        with no_garbage_collection():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+def test_graphs_of_earlier_runs_do_not_break_a_capture():
+    """A graph within a cycle of references is freed when Python collects garbage, which it does here at every turn."""
+    thresholds = gc.get_threshold()
+    for _ in range(3):
+        net, batches = problem(1, DEVICE)
+        step = TrainStep(net, torch.optim.SGD(net.parameters(), lr=0.01), loss)
+        step.me = step
+        gc.set_threshold(1)
+        try:
+            step(*batches[0])
+        finally:
+            gc.set_threshold(*thresholds)
 
 
 @pytest.mark.gpu

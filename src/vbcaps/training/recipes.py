@@ -554,7 +554,7 @@ LAPTOP: dict[str, dict[str, Any]] = {
     "cnn": dict(arch=(32, 32, 36, 36)),
     "vb": dict(lr=0.004),
     "vae": dict(epochs=24, weight_decay=0.0, validation=0.0, test=False, hold_out="images", flip=False),
-    "vae_smallnorb": dict(epochs=60),
+    "vae_smallnorb": dict(epochs=30),
     "fashion-mnist": dict(epochs=6, flip=True),
     "mnist": dict(epochs=4),
     "svhn": dict(epochs=5),

@@ -1,7 +1,9 @@
 """A training step. On CUDA it is captured once as a graph and then replayed, without Python or single launches."""
 
+import gc
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -56,10 +58,22 @@ class Graph:
         torch.cuda.current_stream(self.device).wait_stream(stream)
         torch.cuda.set_rng_state(random, self.device)
         graph = torch.cuda.CUDAGraph()
-        # Other seeds may save their state in threads, whose copies must not break this capture.
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        with no_garbage_collection(), torch.cuda.graph(graph, stream=stream):
             self.work()
         return graph.replay
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Collect garbage now, and not again until the end: freeing the graph of an earlier run breaks a capture."""
+    gc.collect()
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class TrainStep:
