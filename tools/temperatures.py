@@ -14,6 +14,7 @@ import torch
 
 import vbcaps
 from vbcaps.training.environment import commit
+from vbcaps.training.evaluate import Scorer
 from vbcaps.training.files import write
 from vbcaps.training.loop import prepare
 from vbcaps.uncertainty import brier, ece, fit_temperature, nll
@@ -50,8 +51,8 @@ def judge(name: str, data_folder: str | None) -> list[dict[str, object]]:
     data = prepare(model.recipe, data_folder, torch.device("cpu"))
     order = torch.randperm(len(data.test.labels), generator=torch.Generator().manual_seed(0))
     test = data.test.take(order[:MOST].sort().values)
-    probabilities = model.predict(test.images)
-    logits = probabilities.clamp_min(1e-38).log() * model.temperature  # but for a constant of each image
+    score = Scorer(model.net, test.images, model.view, model.num_classes)  # of the images as they are, unlike predict
+    logits = score().clamp_min(1e-38).log()  # but for a constant of each image
     first = torch.randperm(len(logits), generator=torch.Generator().manual_seed(1)) < len(logits) // 2
     error = float((logits.argmax(1) != test.labels).double().mean())
     if abs(error - model.about["test_error"]) > 3e-3:

@@ -51,6 +51,13 @@ def test_the_picture_is_drawn_and_leaves_the_network_as_it_was(routing, tmp_path
     assert all(torch.equal(x, before[name]) for name, x in made.state_dict().items())
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_picture_of_a_network_on_a_gpu_is_drawn(tmp_path):
+    one = model().to("cuda")
+    assert capsules(one, torch.randint(0, 256, (24, 24), dtype=torch.uint8), tmp_path / "a.png").exists()
+
+
 def test_several_images_or_a_network_without_capsules_are_an_error(tmp_path):
     images = torch.zeros(2, 28, 28, dtype=torch.uint8)
     with pytest.raises(ValueError, match="of one image"):

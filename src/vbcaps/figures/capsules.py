@@ -60,7 +60,7 @@ def parts_of_class(trace: "NetworkTrace", j: int, iteration: int = -1) -> Tensor
     """
     class_layer = trace.layers["class_caps"]
     types = class_layer.parents.poses.shape[1]
-    held = torch.eye(types)[j]
+    held = torch.eye(types, device=class_layer.parents.poses.device)[j]
     held = shares_of_children(class_layer, held, iteration)
     for name in ("conv_caps2", "conv_caps1"):
         layer = trace.layers[name]
