@@ -4,7 +4,8 @@ scripts/record RUN... [--ship NAME] [--unfinished] [--dirty]
 
 A RUN is the folder of a run, or of all its seeds: all that were run count. Recipe, environment, metrics, result and
 tests on several crops are copied; weights and the state are not. A run that is recorded already may be recorded again
-when it has more files now. --ship NAME puts the weights of its seed 0, chosen before any was tested, into the package.
+when it has more files now; one that tools/series.py has recorded is not copied again. --ship NAME puts the weights of
+its seed 0, chosen before any was tested, into the package.
 """
 
 import argparse
@@ -40,6 +41,8 @@ def main(words: list[str] | None = None, results: Path = RESULTS, weights: Path 
         for run in arguments.runs:
             for where, folder in folders(run).items():
                 check(folder, arguments.unfinished, arguments.dirty)
+                if in_series(folder, results):
+                    continue
                 files |= {results / where / name: content for name, content in contents(folder).items()}
         for path, content in files.items():
             if path.exists() and path.read_bytes() != content:
@@ -53,6 +56,12 @@ def main(words: list[str] | None = None, results: Path = RESULTS, weights: Path 
         sys.exit(f"record: {error}")
     for folder in sorted({path.parent for path in files}):
         print(f"{folder}: {', '.join(path.name for path in files if path.parent == folder)}")
+
+
+def in_series(folder: Path, results: Path) -> bool:
+    """Return whether tools/series.py has recorded the run."""
+    there = results.glob(f"series/*/{folder.resolve().name}/result.json")
+    return any(read_json(path)["seconds"] == read_result(folder)["seconds"] for path in there)
 
 
 def folders(run: Path) -> dict[Path, Path]:

@@ -131,7 +131,6 @@ def evidence(scale: str) -> Settings:
         dict(evidence=0.1, norm_logit=False),
         dict(evidence=0.3, norm_logit=False),
         dict(evidence=0.1),
-        dict(evidence=0.3),
     ]
     return [(f"fashion_{scale}", held | choice) for choice in choices]
 

@@ -2,12 +2,14 @@
 
 python tools/temperatures.py [NAME...] [--data-folder FOLDER] [--write]
 
-The shipped networks have seen all training images. So the temperature is fitted on one half of the test images and
+Most shipped networks have seen all training images; one that had a held-out share has its temperature from there, and
+is left alone unless it is named. For the others the temperature is fitted on one half of the test images and
 judged on the other, and the other way round; both rows are recorded. The weights file gets that of the first half.
 """
 
 import argparse
 import csv
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -18,6 +20,7 @@ from vbcaps.training.evaluate import Scorer
 from vbcaps.training.files import write
 from vbcaps.training.loop import prepare
 from vbcaps.uncertainty import brier, ece, fit_temperature, nll
+from vbcaps.uncertainty.density import Density
 from vbcaps.weights.file import pack_weights, read_weights
 from vbcaps.weights.find import FOLDER
 
@@ -32,11 +35,11 @@ HEAD = (
 
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="networks; by default all in the package")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="networks; by default those that held nothing out")
     parser.add_argument("--data-folder", metavar="FOLDER", help="folder of the datasets")
     parser.add_argument("--write", action="store_true", help="write weights files and the table, not only print")
     arguments = parser.parse_args(words)
-    for name in arguments.names or vbcaps.list_models():
+    for name in arguments.names or [one for one in vbcaps.list_models() if not vbcaps.load(one).recipe.validation]:
         rows = judge(name, arguments.data_folder)
         for row in rows:
             print(*(f"{key}={row[key]}" for key in ("network", "judged_on", "temperature", "ece_before", "ece", "nll")))
@@ -77,12 +80,15 @@ def judge(name: str, data_folder: str | None) -> list[dict[str, object]]:
     return rows
 
 
-def put_into(path: Path, temperature: float) -> None:
-    """Write the temperature into the header of a weights file; its tensors stay the same bits."""
+def put_into(path: Path, temperature: float | None = None, densities: Mapping[str, Density] | None = None) -> None:
+    """Write a temperature or densities into a weights file; its tensors stay the same bits."""
     kept = read_weights(path)
     net = vbcaps.load(path).net
-    about = kept.about | dict(temperature=temperature, temperature_from="half of the test images")
-    write(path, pack_weights(net, kept.recipe, kept.classes, kept.view, about, kept.densities))
+    about = kept.about
+    if temperature is not None:
+        about = about | dict(temperature=temperature, temperature_from="half of the test images")
+    inside = kept.densities if densities is None else densities
+    write(path, pack_weights(net, kept.recipe, kept.classes, kept.view, about, inside))
 
 
 def record(table: Path, rows: list[dict[str, object]]) -> None:

@@ -49,7 +49,7 @@ def test_curves_are_means_over_seeds_with_a_band_of_all(results, figures):
     routings.curves(results, Path("out"))
     axes = figures["curves"].axes[0]
     assert lines(axes) == {"VB": {1: 50, 2: 25}, "EM": {1: 50, 2: 40}}
-    assert axes.get_title(loc="left") == "smallNORB, on a laptop"
+    assert axes.get_title(loc="left") == "smallNORB, small"
     assert axes.get_ylabel() == "validation error (%)"
     band = axes.collections[0].get_paths()[0].vertices
     assert {tuple(v) for v in band.round(6)} >= {(1, 40), (1, 60), (2, 20), (2, 30)}
@@ -66,7 +66,7 @@ def test_without_a_held_out_share_training_errors_and_tests_are_shown(results, f
     assert found["VB"] == {1: 50, 2: 10}
     assert list(found["test error at the end, VB"].values()) == [3]
     assert list(found["test error at the end, EM"].values()) == [5]
-    assert axes.get_title(loc="left") == "SVHN, on a GPU"
+    assert axes.get_title(loc="left") == "SVHN, full size"
     assert axes.get_ylabel() == "training error (%)"
 
 
@@ -91,7 +91,7 @@ def test_a_laptop_and_a_gpu_have_a_row_each(results, figures):
         made_up.record(results / name, name, test=0.02)
     routings.curves(results, Path("out"))
     titles = [axes.get_title(loc="left") for axes in figures["curves"].axes if axes.lines]
-    assert titles == ["smallNORB, on a laptop", "smallNORB, on a GPU"]
+    assert titles == ["smallNORB, small", "smallNORB, full size"]
 
 
 # --- priors ----------------------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ def test_a_cell_is_the_mean_of_its_runs(results, figures):
     where = {text.get_text(): text.get_position() for text in heat.texts}
     assert where["12.00"] == (2, 1)  # psi0 = 1, alpha0 = 0.1
     assert [label.get_text() for label in heat.get_xticklabels()] == ["0.01", "0.1", "1", "10"]
-    assert "1 epoch, on a laptop" in heat.get_title(loc="left")
+    assert "1 epoch, small networks" in heat.get_title(loc="left")
     points = [list(line.get_ydata()) for line in beside.lines]
     assert points[0] == pytest.approx([13, 15])
     assert points[2] == pytest.approx([14])

@@ -1,9 +1,11 @@
 """The figures and tables of uncertainty, from a table of measures that nobody measured."""
 
 import csv
+import json
 import sys
 from pathlib import Path
 
+import made_up
 import pytest
 
 from vbcaps.figures import trust
@@ -46,6 +48,10 @@ def rows():
     add("smallnorb_laptop", "viewpoints", "energy", "auroc", 0.66, "novel", viewpoint="azimuth")
     add("fashion_laptop --evidence 1.0", "calibration", "softmax", "error", 0.11)
     add("fashion_laptop --evidence 1.0", "evidence", "", "answer_has_most_votes", 0.97)
+    chosen = "fashion_laptop --no-norm-logit --evidence 0.1"  # by both its names
+    add(chosen, "calibration", "softmax", "error", 0.09)
+    add(chosen, "evidence", "", "answer_has_most_votes", 0.96)
+    add("fashion_evidence_laptop", "evidence", "", "answer_has_most_votes", 0.92, seeds="1")
     return made
 
 
@@ -59,7 +65,19 @@ def results(tmp_path):
     curves += [("fashion_laptop", "", "0", "risk-coverage", "max_softmax", x, x / 9, 50, "abc1234") for x in (0.5, 1.0)]
     with open(tmp_path / trust.CURVES, "w", newline="") as file:
         csv.writer(file).writerows(curves)
+    for seed, error in enumerate((0.07, 0.09)):
+        name = tmp_path / f"series/some/fashion_laptop-evidence-{seed}"
+        made_up.record(name, "fashion_laptop", test=error + 0.01, lr=0.004, evidence=1.0, seed=seed)
+        change(name, validation=error)
+    change(
+        made_up.record(tmp_path / "fashion_evidence_laptop-0", "fashion_evidence_laptop", test=0.085, lr=0.004), 0.08
+    )
     return tmp_path
+
+
+def change(folder, validation):
+    path = folder / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | dict(validation=validation)))
 
 
 def test_the_best_score_is_chosen_on_one_pair_alone(results):
@@ -99,7 +117,8 @@ def test_the_tables_hold_mean_and_spread_over_seeds(results):
     assert "| 5 x CNN, disagreement | 75.0 |  |  |" in strangers  # no mean over pairs that it has not seen
     assert "VB 90.0" in strangers
     assert "| VB | energy | 66.0 |" in viewpoints
-    assert "| with the term of evidence | `fashion_laptop --evidence 1.0` | 11.0 | 97.0 |" in evidence
+    assert "| `fashion_laptop --evidence 1.0` | 8.00 ± 1.41 | 9.00 ± 1.41 | 97.0 |" in evidence
+    assert "| `fashion_laptop --no-norm-logit --evidence 0.1` | 8.00 | 8.50 | 94.0 ± 2.8 |" in evidence
     assert errors.startswith("## Finding errors")
 
 
@@ -111,3 +130,15 @@ def test_temperatures_stand_for_both_halves(tmp_path):
     )
     (table,) = trusted.on_uncertainty(tmp_path)
     assert "| `fashion` | 1.18 / 1.21 | 1.80 / 1.60 | 0.80 / 0.50 |" in table
+
+
+def test_curves_of_several_seeds_are_averaged_by_images():
+    row = dict(recipe="a", curve="reliability", score="softmax")
+    rows = [
+        row | dict(seeds="0", x="0.5", y="0.4", images="10"), row | dict(seeds="0", x="0.9", y="1.0", images="90"),
+        row | dict(seeds="1", x="0.6", y="0.8", images="30"), row | dict(seeds="1", x="0.9", y="0.5", images="10"),
+        row | dict(seeds="0", x="0.1", y="0.1", images="9") , row | dict(seeds="1", x="0.1", y="0.1", images="10"),
+    ]  # fmt: skip
+    points = trust.over_seeds(rows, "a", "reliability", "softmax")
+    assert points == [pytest.approx((0.575, 0.7)), pytest.approx((0.9, 0.95))]
+    assert trust.over_seeds(rows, "b", "reliability", "softmax") == []

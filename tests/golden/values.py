@@ -90,7 +90,8 @@ PROGRAMS = {
 
 def compute() -> dict[str, Tensor]:
     """Return every golden value, by name; with one thread, and without Triton's interpreter."""
-    names = [name for name in vbcaps.list_models() if not name.startswith("vae_")]  # those came later
+    later = ("vae_", "_laptop", "_evidence")  # networks that were not in the package when the values were recorded
+    names = [name for name in vbcaps.list_models() if not any(word in name for word in later)]
     found = {f"logits.{name}.{backend}": logits(name, backend) for name in names for backend in BACKENDS}
     found |= {f"losses.{routing}.{backend}": losses(routing, backend) for routing in ROUTINGS for backend in BACKENDS}
     return found | {f"program.{name}": program(**fields) for name, fields in PROGRAMS.items()}

@@ -182,6 +182,20 @@ def test_the_weights_of_seed_0_are_shipped_as_they_are(run, places):
     assert kept.recipe.seed == 0
 
 
+def test_a_run_of_a_recorded_series_is_shipped_and_not_recorded_again(run, places):
+    there = places.results / "series" / "some" / "alone"
+    there.mkdir(parents=True)
+    alone = run / "seed0"
+    shutil.copy(alone / "result.json", there)
+    alone.rename(run.parent / "alone")
+    put(places, run.parent / "alone", "--ship", "tiny")
+    assert [path.name for path in places.results.iterdir()] == ["series"]
+    assert (places.weights / "tiny.safetensors").exists()
+    change(there / "result.json", seconds=-1.0)  # another run of that name
+    put(places, run.parent / "alone")
+    assert (places.results / "alone" / "result.json").exists()
+
+
 def test_weights_that_are_not_to_be_shipped(run, trained, places):
     assert "small letters" in refused(places, run, "--ship", "../tiny")
     shutil.copy(run / "seed1" / "last.safetensors", run / "seed0" / "last.safetensors")

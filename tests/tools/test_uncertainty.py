@@ -11,6 +11,7 @@ import torch
 from vbcaps import fit
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+import densities
 import temperatures
 import uncertainty
 
@@ -100,6 +101,25 @@ def test_a_temperature_goes_into_the_header_and_leaves_the_bits_of_the_weights(r
         torch.equal(a, b) for a, b in zip(before.state_dict().values(), after.state_dict().values(), strict=True)
     )
     assert after.about["test_error"] == before.about["test_error"]
+
+
+@pytest.mark.parametrize(("run", "name"), [("s0", "density.class_caps.kappa"), ("s2", "density.features")])
+def test_a_density_goes_into_the_file_of_a_network(runs, tables, tmp_path, monkeypatch, run, name):
+    from vbcaps import load
+    from vbcaps.uncertainty import scores
+
+    path = tmp_path / "w.safetensors"
+    path.write_bytes((runs / run / "best.safetensors").read_bytes())
+    before = load(path)
+    monkeypatch.setattr(densities, "FOLDER", tmp_path)
+    monkeypatch.setattr(densities.vbcaps, "load", lambda _: load(path))
+    densities.main(["w"])
+    after = load(path)
+    images = tiny.dataset().test.images
+    assert name in scores(after, images)
+    assert name not in scores(before, images)
+    assert after.temperature == before.temperature
+    assert after.sum == before.sum
 
 
 def test_a_networks_rows_replace_its_earlier_ones(tmp_path):

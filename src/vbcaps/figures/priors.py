@@ -31,7 +31,7 @@ def priors(results: Path, out: Path) -> list[Path]:
     _heat_map(left, grid)
     recipe = next(iter(grid.values()))[0].recipe
     epochs = f"{recipe.epochs} epoch{'s' if recipe.epochs > 1 else ''}"
-    size = ", on a laptop" if scale(recipe) == "laptop" else ""
+    size = ", small networks" if scale(recipe) == "laptop" else ""
     left.set_title(f"test error (%), Fashion-MNIST, {epochs}{size}", fontsize=11, color=GREY, loc="left")
     every = [record for some in grid.values() for record in some]
     _fixed_and_learned(right, grid.get((1.0, 1.0), []), learned, errors_of([*every, *learned]))

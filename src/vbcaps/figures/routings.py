@@ -55,7 +55,7 @@ def curves(results: Path, out: Path) -> list[Path]:
                 axes.axis("off")
                 axes.text(0.5, 0.5, f"{name}: not run yet", ha="center", color=GREY, transform=axes.transAxes)
                 continue
-            _panel(axes, pair, f"{name}, {'on a laptop' if size == 'laptop' else 'on a GPU'}")
+            _panel(axes, pair, f"{name}, {'small' if size == 'laptop' else 'full size'}")
             if axes is not row[0] and axes.get_ylabel() == row[0].get_ylabel():
                 axes.set_ylabel("")
     first = next(axes for axes in grid.flat if axes.lines)
@@ -159,7 +159,7 @@ def iterations(results: Path, out: Path) -> list[Path]:
         for routing in NAMES:
             draw_band(axes, spread_by_key([{one.recipe.iters: one.error() or 0.0} for one in pair[routing]]), routing)
         epochs = f"{recipe.epochs} epoch{'s' if recipe.epochs > 1 else ''}"
-        size = ", on a laptop" if scale(recipe) == "laptop" else ""
+        size = ", small networks" if scale(recipe) == "laptop" else ""
         title = f"{DATASETS[recipe.dataset]}, {epochs}{size}, rate {recipe.lr:g}"
         label_axes(axes, title, "routing iterations", "test error (%)")
         _say_seeds(axes, pair, 0.05)

@@ -40,6 +40,11 @@ class Measures:
 
     def __init__(self, rows: Iterable[Measure], scale: str = "laptop"):
         self.rows, self.scale = [row for row in rows if row.recipe.endswith(f"_{scale}")], scale
+        self.found: dict[tuple[object, ...], list[float]] = {}
+        for row in self.rows:
+            members = row.seeds.count("+") + 1
+            key = (row.recipe, row.viewpoint, row.test, row.against, row.score, row.measure, members)
+            self.found.setdefault(key, []).append(row.value)
 
     def values(
         self,
@@ -54,14 +59,8 @@ class Measures:
         viewpoint: str = "",
     ) -> list[float]:
         """Return a value for each seed, or for each ensemble of so many members."""
-        recipe = f"{dataset}{kind}_{self.scale}"
-        wanted = (recipe, viewpoint, test, against, score, measure)
-        return [
-            row.value
-            for row in self.rows
-            if (row.recipe, row.viewpoint, row.test, row.against, row.score, row.measure) == wanted
-            and row.seeds.count("+") + 1 == ensemble
-        ]
+        key = (f"{dataset}{kind}_{self.scale}", viewpoint, test, against, score, measure, ensemble)
+        return self.found.get(key, [])
 
     def scores(self, kind: str, ensemble: int = 1) -> list[str]:
         """Return the names of all scores that were measured on the pair for choices."""
@@ -153,7 +152,10 @@ def compared(measures: Measures) -> list[Choice]:
 
 def said(score: str) -> str:
     """Return the name of a score in words."""
-    words = {"max_softmax": "maximum softmax", "class_caps.kappa": "class evidence", "class_caps.m": "class poses"}
+    words = {
+        "max_softmax": "maximum softmax", "class_caps.kappa": "class evidence", "class_caps.m": "class poses",
+        "logits+class_caps.m+conv_caps1.m+conv_caps2.m": "logits and the poses of all layers",
+    }  # fmt: skip
     tail = ", per class" if score.endswith(", per class") else ""
     name = score.removesuffix(tail)
     if name.startswith("density "):
@@ -247,32 +249,37 @@ def calibration(results: Path, out: Path) -> list[Path]:
     if not path.exists():
         raise MissingRecords(f"{path} is missing: tools/uncertainty.py writes it")
     with open(path, newline="") as file:
-        rows = [row for row in csv.DictReader(file) if not row["viewpoint"] and row["seeds"] == "0"]
+        rows = [row for row in csv.DictReader(file) if not row["viewpoint"] and "+" not in row["seeds"]]
     figure = new_figure(12.0, 3.4)
     panels = figure.subplots(1, 3)
     for axes, score in zip(panels, ("softmax", "softmax with temperature"), strict=False):
         axes.plot([0, 1], [0, 1], color=GREY, lw=0.8, ls=":")
         for kind, name in KINDS.items():
-            points = [
-                (float(row["x"]), float(row["y"]))
-                for row in rows
-                if (row["recipe"], row["curve"], row["score"]) == (f"fashion{kind}_laptop", "reliability", score)
-                and int(row["images"]) >= 10
-            ]
-            if points:
+            if points := over_seeds(rows, f"fashion{kind}_laptop", "reliability", score):
                 axes.plot(*zip(*points, strict=True), color=COLOURS[kind], marker="o", ms=3.5, label=name)
         label_axes(axes, score, "probability of the answer", "share of right answers")
         axes.set_xlim(0.2, 1.01)
         axes.set_ylim(0.2, 1.01)
     for kind, name in KINDS.items():
-        points = [
-            (float(row["x"]), 100 * float(row["y"]))
-            for row in rows
-            if (row["recipe"], row["curve"], row["score"]) == (f"fashion{kind}_laptop", "risk-coverage", "max_softmax")
-        ]
-        if points:
-            panels[2].plot(*zip(*points, strict=True), color=COLOURS[kind], label=name)
+        if points := over_seeds(rows, f"fashion{kind}_laptop", "risk-coverage", "max_softmax"):
+            percent = [(x, 100 * y) for x, y in points]
+            panels[2].plot(*zip(*percent, strict=True), color=COLOURS[kind], label=name)
     label_axes(panels[2], "risk and coverage, by maximum softmax", "share of images answered", "error, %")
     panels[2].set_ylim(bottom=0)
     panels[0].legend(frameon=False, fontsize=9)
     return [save(figure, out / "calibration.png")]
+
+
+def over_seeds(rows: list[dict[str, str]], recipe: str, curve: str, score: str) -> list[tuple[float, float]]:
+    """Return a curve as x and y, each the mean over the images of all seeds; points of less than 20 images are left
+    out."""
+    curves: dict[str, list[tuple[float, float, int]]] = {}
+    for row in rows:
+        if (row["recipe"], row["curve"], row["score"]) == (recipe, curve, score):
+            curves.setdefault(row["seeds"], []).append((float(row["x"]), float(row["y"]), int(row["images"])))
+    points = []
+    for same in zip(*curves.values(), strict=True):
+        images = sum(n for _, _, n in same)
+        if images >= 20:
+            points.append((sum(x * n for x, _, n in same) / images, sum(y * n for _, y, n in same) / images))
+    return points

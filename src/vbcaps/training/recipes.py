@@ -177,9 +177,9 @@ def fashion_evidence() -> Recipe:
     """Votes that count as evidence, by a term of the loss and class logits without BatchNorm: not in the paper.
 
     The answer is then nearly always the class with most votes, whose votes agree most, and the posterior of the class
-    layer knows errors (docs/uncertainty.md).
+    layer knows errors and strangers (docs/uncertainty.md).
     """
-    return replace(fashion(), name="fashion_evidence", evidence=1.0, norm_logit=False)
+    return replace(fashion(), name="fashion_evidence", evidence=0.1, norm_logit=False)
 
 
 # --- SVHN ------------------------------------------------------------------------------------------------------------

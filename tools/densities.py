@@ -1,0 +1,45 @@
+"""Fit a density for each network in the package, and write it into the weights file, so that `scores` has it at once.
+
+python tools/densities.py [NAME...] [--data-folder FOLDER]
+
+The density is of what knows strangers best among the smaller features of each kind of network, by the pair of datasets
+on which tools/uncertainty.py chooses. It is fitted to 4,000 training images. The tensors of the network stay the same.
+"""
+
+import argparse
+
+import torch
+from temperatures import put_into
+from uncertainty import TRAIN, some
+
+import vbcaps
+from vbcaps.training.loop import prepare
+from vbcaps.uncertainty import fit_densities
+from vbcaps.vae import capsules_of
+from vbcaps.weights.find import FOLDER
+
+# By routing: the features, and whether all classes share a covariance.
+FEATURES = {
+    "vb": ("class_caps.kappa", False),
+    "em": ("logits", False),
+    "dynamic": ("class_caps.m", True),
+    "cnn": ("features", True),
+}
+
+
+def main(words: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="networks; by default all in the package")
+    parser.add_argument("--data-folder", metavar="FOLDER", help="folder of the datasets")
+    arguments = parser.parse_args(words)
+    for name in arguments.names or vbcaps.list_models():
+        model = vbcaps.load(name)
+        train = some(prepare(model.recipe, arguments.data_folder, torch.device("cpu")).train, TRAIN)
+        features, tied = FEATURES["cnn" if capsules_of(model.net) is None else model.recipe.routing]
+        fit_densities(model, train.images, train.labels, [features], tied=tied)
+        put_into(FOLDER / f"{name}.safetensors", densities=model.densities)
+        print(f"{name}: a density of {features}, fitted to {len(train.labels):,} training images")
+
+
+if __name__ == "__main__":
+    main()
