@@ -212,6 +212,21 @@ def test_scores_find_the_errors_of_a_network_of_the_package(monkeypatch):
         assert (rate < 0.25) if turned else (rate > (0.7 if name in OF_ALL else 0.5)), f"{name}: {rate:.2f}"
 
 
+def test_where_votes_count_as_evidence_the_posterior_knows_errors_and_strangers(monkeypatch):
+    """Negatives of the images are the strangers; without that term of the loss these scores say little."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    test = load_dataset("sample").test.take(torch.arange(400))
+    rates = {}
+    for name in ("fashion_evidence", "fashion_laptop"):
+        model = load(name)
+        seen, strange = look(model, test.images, features=False), look(model, 255 - test.images, features=False)
+        wrong = seen.logits.argmax(1) != test.labels
+        votes = seen.scores["votes"]
+        rates[name] = auroc(votes[~wrong], votes[wrong]), auroc(seen.scores["elbo"], strange.scores["elbo"])
+    assert min(rates["fashion_evidence"]) > 0.85
+    assert max(rates["fashion_laptop"]) < 0.7
+
+
 # --- other networks and wrong arguments ------------------------------------------------------------------------------
 
 
