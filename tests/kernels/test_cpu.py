@@ -4,7 +4,9 @@ Where there is no compiler only the tests of that remain.
 """
 
 import math
+import os
 import platform
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -322,7 +324,7 @@ def small_library(monkeypatch, tmp_path):
     source.write_text('extern "C" int lanes() { return 11; }\n')
     folder = tmp_path / "cache"
     use_fresh_build(monkeypatch, folder, SOURCES=(str(source),), HEADERS=())
-    return folder, source
+    return folder / "kernels", source
 
 
 def again(monkeypatch):
@@ -355,6 +357,34 @@ def test_a_kept_library_is_used_until_its_source_changes(small_library, monkeypa
     source.write_text('extern "C" int lanes() { return 12; }\n')
     assert again(monkeypatch).lanes() == 12
     assert len(list(folder.iterdir())) == 2
+
+
+@needs_kernels
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="needs the owners and modes of POSIX")
+@pytest.mark.parametrize("open_to_others", ["folder", "file", "link", "owner", None])
+def test_a_library_that_others_could_write_is_not_loaded(open_to_others, small_library, monkeypatch, tmp_path):
+    """Not even if it is whole: a stranger can write a checksum, too. What nobody else could write is loaded."""
+    folder, source = small_library
+    name = f"{build._key([*build.find_compiler(), *build.FLAGS, *build.MACHINES[0]])}.so"
+    source.write_text('extern "C" int lanes() { return 666; }\n')
+    assert build.library().lanes() == 666
+    (strange,) = folder.iterdir()
+    assert (folder.stat().st_mode & 0o777, strange.stat().st_mode & 0o777) == (0o700, 0o600)
+    source.write_text('extern "C" int lanes() { return 11; }\n')
+    strange.rename(folder / name)  # of the library that is asked for now
+    if open_to_others == "folder":
+        folder.chmod(0o770)
+    elif open_to_others == "file":
+        (folder / name).chmod(0o620)
+    elif open_to_others == "link":
+        (folder / name).rename(tmp_path / "elsewhere.so")
+        (folder / name).symlink_to(tmp_path / "elsewhere.so")
+    elif open_to_others == "owner":
+        uid = os.getuid()
+        monkeypatch.setattr("vbcaps.kernels.cpu.build.os.getuid", lambda: uid + 1)
+    refused = open_to_others in ("folder", "owner")
+    with pytest.warns(UserWarning, match="is not yours alone") if refused else nullcontext():
+        assert again(monkeypatch).lanes() == (666 if open_to_others is None else 11)
 
 
 @needs_kernels

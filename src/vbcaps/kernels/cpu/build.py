@@ -1,8 +1,10 @@
 """Compile the C++ kernels once for this machine, and load them.
 
-The library is kept in the user's cache folder (`VBCAPS_CACHE`, else `$XDG_CACHE_HOME/vbcaps`, else `~/.cache/vbcaps`).
-Its name is a hash of the sources, the flags, and the compiler's description of itself and of the processor. The file
-ends in a checksum of its content: a damaged library is built again.
+The library is kept in `kernels/` within the user's cache folder (`VBCAPS_CACHE`, else `$XDG_CACHE_HOME/vbcaps`, else
+`~/.cache/vbcaps`). Its name is a hash of the sources, the flags, and the compiler's description of itself and of the
+processor. The file ends in a checksum of its content: a damaged library is built again. A checksum does not protect
+from other users, and loading a library runs it: so the folder and the file must belong to the user, and nobody else may
+be able to write to them.
 """
 
 import ctypes
@@ -14,6 +16,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import warnings
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -73,9 +76,9 @@ def find_compiler() -> list[str] | None:
 def build(command: list[str]) -> ctypes.CDLL:
     """Return the library that this command builds, from the cache folder or newly built."""
     name = f"{_key(command)}.so"
-    folder = cache_folder()
+    folder = private_folder()
     kept = None if folder is None else folder / name
-    if kept is not None and _is_whole(kept):
+    if kept is not None and is_private(kept) and _is_whole(kept):
         try:
             return ctypes.CDLL(str(kept))
         except OSError:  # built for another system, on a shared disk
@@ -102,6 +105,37 @@ def cache_folder() -> Path | None:
         return None
 
 
+def private_folder() -> Path | None:
+    """Return the folder of the libraries, made if need be; None if there can be none that is the user's own."""
+    cache = cache_folder()
+    if cache is None:
+        return None
+    folder = cache / "kernels"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        return None
+    if is_private(folder):
+        return folder
+    warnings.warn(
+        f"{folder} is not yours alone, so nothing is loaded from it and each process compiles its kernels anew: "
+        f"`chmod 700 {folder}`, or set VBCAPS_CACHE to a folder of your own",
+        stacklevel=2,
+    )
+    return None
+
+
+def is_private(path: Path) -> bool:
+    """Return whether a file or folder is there, belongs to the user, and nobody else may write to it."""
+    if not hasattr(os, "getuid"):  # Windows, where the cache lies in the user's profile
+        return path.exists()
+    try:
+        about = path.lstat()  # of a link itself, to which anybody may write
+    except OSError:
+        return False
+    return about.st_uid == os.getuid() and not about.st_mode & 0o022
+
+
 def _key(command: list[str]) -> str:
     about = _run([*command, "-dM", "-E", "-x", "c++", os.devnull])  # version, and features of the processor
     hashed = hashlib.sha256("\0".join([*command, about]).encode())
@@ -126,9 +160,10 @@ def _is_whole(path: Path) -> bool:
 def _keep(fresh: Path, kept: Path) -> bool:
     """Move the library atomically to the path where other processes find it; return False if that is not allowed."""
     try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=kept.parent) as beside:
-            os.replace(shutil.copyfile(fresh, Path(beside) / kept.name), kept)
+            copy = shutil.copyfile(fresh, Path(beside) / kept.name)
+            copy.chmod(0o600)
+            os.replace(copy, kept)
     except OSError:
         return False
     return True
