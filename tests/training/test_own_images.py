@@ -67,7 +67,18 @@ def test_what_is_asked_for_stays(tmp_path):
     photos(tmp_path, 20)
     made, _ = own(tmp_path, flip=True, validation=0.5)
     assert (made.flip, made.validation, made.test) == (True, 0.5, False)
+    assert own(tmp_path, validation=0.5, test=True)[0].test
     assert own(tmp_path, validation=0.0)[0].validation == 0
+
+
+def test_a_recipes_own_share_is_not_for_few_images(tmp_path):
+    """`default` and the laptop twins hold images of their datasets out, and test."""
+    photos(tmp_path, 20)
+    for name in ("default", "fashion_laptop"):
+        assert recipe(name).validation > 0
+        made, said = own(tmp_path, name)
+        assert (made.validation, made.test) == (0, False)
+        assert "the last is tested" in said
 
 
 def test_a_folder_called_val_chooses_the_best_epoch(tmp_path):

@@ -24,8 +24,9 @@ def for_own_images(recipe: Recipe, given: Collection[str] = ()) -> tuple[Recipe,
     - images are not mirrored, because a mirrored digit or letter is not the same one;
     - the network's input follows from the size of the images, within ``SIDES``;
     - a share of the training images, or the folder ``val``, chooses the best epoch, which is then tested. If there are
-      few images, none are held out: a choice among a hundred epochs by nine images is chance, and nine more training
-      images help;
+      few images, none are held out, whatever the recipe's share: a choice among a hundred epochs by nine images is
+      chance, and nine more training images help. A share that the user chose leaves the test set alone, unless the user
+      chose ``test``, too;
     - batches are small enough, and epochs numerous enough, that few images give enough steps.
     """
     from vbcaps.data.folder import survey
@@ -42,8 +43,11 @@ def for_own_images(recipe: Recipe, given: Collection[str] = ()) -> tuple[Recipe,
     choose(flip=False)
     would = sum(held_out(count, VALIDATION) for count in found.train)
     few = would < ENOUGH or min(found.train) < 2
-    if not found.validation and not few and "validation" not in given:
-        choose(validation=VALIDATION, test=True)
+    if "validation" in given:
+        choose(test=False)  # such a share is for the choice of settings
+    else:
+        hold_out = not found.validation and not few
+        choose(validation=VALIDATION if hold_out else 0.0, test=hold_out)
     share = changes.get("validation", recipe.validation)
     held = [held_out(count, share) if share else 0 for count in found.train]
     train, validation = sum(found.train) - sum(held), sum(held) or found.validation
