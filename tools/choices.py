@@ -92,7 +92,10 @@ def main(words: list[str] | None = None) -> None:
     with refusing():
         base = recipe_of(arguments)
         base = dataclasses.replace(
-            base, validation=arguments.held, hold_out="objects" if base.dataset == "smallnorb" else "images"
+            base,
+            validation=arguments.held,
+            test=False,
+            hold_out="objects" if base.dataset == "smallnorb" else "images",
         )
         jobs = jobs_of(base, arguments, CHOICES, until=time.time() + 60 * arguments.minutes)
     compare(run, jobs, arguments)

@@ -111,6 +111,7 @@ def test_a_choice_that_cannot_be_trained_does_not_stop_the_others(tmp_path, monk
     assert "crop=40' on split 0: ValueError: crop 40 is larger than an image of 28" in capsys.readouterr().err
     (row,) = read_rows(tmp_path / "rows.csv")
     assert row["choice"].endswith("crop=20")
+    assert "--no-test" in row["flags"]  # of which `default` itself does the opposite
 
 
 @pytest.mark.parametrize("who", ["all", "a run"])
