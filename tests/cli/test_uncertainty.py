@@ -1,6 +1,7 @@
 """`vbcaps uncertainty` from end to end, on a network and images that take a second."""
 
 import csv
+from contextlib import chdir
 from pathlib import Path
 
 import numpy as np
@@ -29,9 +30,9 @@ def run(*words: object, code: int = 0) -> str:
 
 
 @pytest.fixture(autouse=True)
-def tiny_data(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with tiny.in_place_of_data():
+def tiny_data(tmp_path):
+    """Without monkeypatch: a test that has it patches the same name, which must be undone before this is."""
+    with chdir(tmp_path), tiny.in_place_of_data():
         yield
 
 
