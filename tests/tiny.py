@@ -52,8 +52,11 @@ def in_place_of_data() -> Iterator[None]:
 
 
 def forked(which: str, folder: Path) -> dict:
-    """Run ``tests/forked.py`` in a process of its own, and return what it prints."""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    """Run ``tests/forked.py`` in a process of its own, and return what it prints.
+
+    Its runs are compared bit by bit, and weights files have the commit: a commit made meanwhile must not change it.
+    """
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | dict(VBCAPS_COMMIT="abc1234")
     command = [sys.executable, str(Path(__file__).with_name("forked.py")), which, str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr
