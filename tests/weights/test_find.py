@@ -76,8 +76,12 @@ def test_what_is_shipped_can_be_used_and_says_its_error():
     for name in vbcaps.list_models():
         model = vbcaps.load(name)
         assert 0 < model.about["test_error"] < 1
-        assert not model.recipe.validation
+        assert model.recipe.test == bool(model.recipe.validation)  # trained on all images, or a twin that held some out
         assert model.recipe.seed == 0
+        if model.recipe.dataset != "affnist":
+            assert model.about["temperature"] > 0
+            held_out = "temperature_from" not in model.about
+            assert held_out == bool(model.recipe.validation)
         x = torch.randn(2, model.net.in_channels, model.recipe.crop, model.recipe.crop)
         assert model(x).logits.shape == (2, len(model.classes))
 
