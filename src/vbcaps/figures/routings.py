@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vbcaps.data import FACTS
 from vbcaps.figures.records import (
     MissingRecords,
     Record,
@@ -26,7 +27,7 @@ from vbcaps.training.recipe import Recipe
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-DATASETS = {"smallnorb": "smallNORB", "fashion-mnist": "Fashion-MNIST", "svhn": "SVHN", "cifar10": "CIFAR-10"}
+DATASETS = {name: FACTS[name].title for name in ("smallnorb", "fashion-mnist", "svhn", "cifar10")}
 NAMES = {"vb": "VB", "em": "EM"}
 STYLES: dict[str, dict[str, Any]] = dict(
     vb=dict(color=BLUE, linestyle="-", marker="o"), em=dict(color=ORANGE, linestyle="--", marker="s")
