@@ -1,9 +1,11 @@
-"""Fit a density for each network in the package, and write it into the weights file, so that `scores` has it at once.
+"""Fit a density for each network in the package, and write it and the scores of familiar images into its file.
 
 python tools/densities.py [NAME...] [--data-folder FOLDER]
 
 The density is of what knows strangers best among the smaller features of each kind of network, by the pair of datasets
-on which tools/uncertainty.py chooses. It is fitted to 4,000 training images. The tensors of the network stay the same.
+on which tools/uncertainty.py chooses. It is fitted to 4,000 training images. Of 2,000 test images the quantiles of
+every score are kept, so that `vbcaps.uncertainty.percentiles` can say how strange another image is. The tensors of
+the network stay the same.
 """
 
 import argparse
@@ -13,10 +15,13 @@ from temperatures import put_into
 from uncertainty import TRAIN, some
 
 import vbcaps
+from vbcaps.data import FACTS
 from vbcaps.training.loop import prepare
-from vbcaps.uncertainty import fit_densities
+from vbcaps.uncertainty import fit_densities, remember_familiar, scores
 from vbcaps.vae import capsules_of
 from vbcaps.weights.find import FOLDER
+
+FAMILIAR = 2000  # test images whose scores are remembered
 
 # By routing: the features, and whether all classes share a covariance.
 FEATURES = {
@@ -34,10 +39,16 @@ def main(words: list[str] | None = None) -> None:
     arguments = parser.parse_args(words)
     for name in arguments.names or vbcaps.list_models():
         model = vbcaps.load(name)
-        train = some(prepare(model.recipe, arguments.data_folder, torch.device("cpu")).train, TRAIN)
+        data = prepare(model.recipe, arguments.data_folder, torch.device("cpu"))
+        train, test = some(data.train, TRAIN), some(data.test, FAMILIAR)
         features, tied = FEATURES["cnn" if capsules_of(model.net) is None else model.recipe.routing]
         fit_densities(model, train.images, train.labels, [features], tied=tied)
-        put_into(FOLDER / f"{name}.safetensors", densities=model.densities)
+        remember_familiar(
+            model,
+            scores(model, test.images),
+            f"{len(test.labels):,} test images of {FACTS[model.recipe.dataset].title}",
+        )
+        put_into(FOLDER / f"{name}.safetensors", densities=model.densities, familiar=model.about["familiar"])
         print(f"{name}: a density of {features}, fitted to {len(train.labels):,} training images")
 
 

@@ -11,6 +11,7 @@ import argparse
 import csv
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -80,13 +81,20 @@ def judge(name: str, data_folder: str | None) -> list[dict[str, object]]:
     return rows
 
 
-def put_into(path: Path, temperature: float | None = None, densities: Mapping[str, Density] | None = None) -> None:
-    """Write a temperature or densities into a weights file; its tensors stay the same bits."""
+def put_into(
+    path: Path,
+    temperature: float | None = None,
+    densities: Mapping[str, Density] | None = None,
+    familiar: dict[str, Any] | None = None,
+) -> None:
+    """Write a temperature, densities or the scores of familiar images into a file; its tensors stay the same bits."""
     kept = read_weights(path)
     net = vbcaps.load(path).net
     about = kept.about
     if temperature is not None:
         about = about | dict(temperature=temperature, temperature_from="half of the test images")
+    if familiar is not None:
+        about = about | dict(familiar=familiar)
     inside = kept.densities if densities is None else densities
     write(path, pack_weights(net, kept.recipe, kept.classes, kept.view, about, inside))
 

@@ -1,6 +1,7 @@
 """What a network knows about its own answers: calibrated probabilities, scores of uncertainty, and their measures."""
 
 from vbcaps.uncertainty.density import Density, fit_density
+from vbcaps.uncertainty.familiar import percentiles, remember_familiar
 from vbcaps.uncertainty.metrics import (
     Reliability,
     RiskCoverage,
@@ -14,7 +15,12 @@ from vbcaps.uncertainty.metrics import (
     risk_coverage,
     surprise,
 )
-from vbcaps.uncertainty.predictive import fit_temperature, mean_field_probabilities, sampled_probabilities
+from vbcaps.uncertainty.predictive import (
+    fit_temperature,
+    mean_field_probabilities,
+    probability_samples,
+    sampled_probabilities,
+)
 from vbcaps.uncertainty.scores import Look, fit_densities, look, posterior_scores, scores
 
 __all__ = [
@@ -33,8 +39,11 @@ __all__ = [
     "look",
     "mean_field_probabilities",
     "nll",
+    "percentiles",
     "posterior_scores",
+    "probability_samples",
     "reliability",
+    "remember_familiar",
     "risk_coverage",
     "sampled_probabilities",
     "scores",

@@ -53,14 +53,8 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
 def sampled_probabilities(layer: ClassCaps, out: Capsules, samples: int = 32, temperature: float = 1.0) -> Tensor:
     r"""Return the mean of the softmax over samples of the class capsules, ``n c``.
 
-    Each sample draws $\pi$ and $\Lambda_j$ from the posterior, and activates the capsules by them in place of their
-    expectations.
-
     Args:
-        layer: the class layer, in eval mode.
-        out: its output, with the posterior.
-        samples: how many to draw.
-        temperature: divides the logits.
+        layer, out, samples, temperature: see `probability_samples`.
 
     Example:
         >>> from vbcaps import CapsNet
@@ -69,15 +63,49 @@ def sampled_probabilities(layer: ClassCaps, out: Capsules, samples: int = 32, te
         >>> p.shape, bool((p.sum(1) - 1).abs().max() < 1e-5)
         (torch.Size([2, 5]), True)
     """
+    return probability_samples(layer, out, samples, temperature).mean(0)
+
+
+def probability_samples(
+    layer: ClassCaps,
+    out: Capsules,
+    samples: int = 32,
+    temperature: float = 1.0,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    r"""Return the softmax of each sample of the class capsules, ``s n c``; their quantiles are credible intervals.
+
+    Each sample draws $\pi$ and $\Lambda_j$ from the posterior, and activates the capsules by them in place of their
+    expectations.
+
+    Args:
+        layer: the class layer, in eval mode.
+        out: its output, with the posterior.
+        samples: how many to draw.
+        temperature: divides the logits.
+        generator: torch's generator of random numbers on the posterior's device; without it the global one.
+
+    Example:
+        >>> from vbcaps import CapsNet
+        >>> net = CapsNet(num_classes=5).eval()
+        >>> p = probability_samples(net.class_caps, net(torch.randn(2, 2, 32, 32)), samples=100)
+        >>> low, high = p.quantile(torch.tensor([0.05, 0.95]), 0)
+        >>> low.shape, bool((low <= high).all())
+        (torch.Size([2, 5]), True)
+    """
     routing, q = _of_vb(layer, out)
     if samples < 1:
         raise ValueError(f"samples must be at least 1, got {samples}")
-    alpha = torch._standard_gamma(q.alpha.expand(samples, *q.alpha.shape).contiguous()).clamp_min(1e-30)  # s n c
+
+    def gamma(shape: Tensor) -> Tensor:
+        return torch._standard_gamma(shape.contiguous(), generator=generator).clamp_min(1e-30)
+
+    alpha = gamma(q.alpha.expand(samples, *q.alpha.shape))  # s n c
     log_pi = alpha.log() - alpha.sum(-1, keepdim=True).log()
-    lnlambda = torch._standard_gamma((q.nu[..., None] / 2).expand(samples, *q.psi.shape).contiguous())
-    lndet = (lnlambda.clamp_min(1e-30).log() + math.log(2.0) + q.psi.log()).sum(-1)
+    Lambda = gamma((q.nu[..., None] / 2).expand(samples, *q.psi.shape))  # over 2 psi, s n c d
+    lndet = (Lambda.log() + math.log(2.0) + q.psi.log()).sum(-1)
     gap = _raw(routing, q, log_pi, lndet) - _raw(routing, q, expected_log_pi(q.alpha), expected_logdet(q, "gamma"))
-    return ((out.logits + _gain(layer) * gap) / temperature).softmax(-1).mean(0)
+    return ((out.logits + _gain(layer) * gap) / temperature).softmax(-1)
 
 
 def mean_field_probabilities(layer: ClassCaps, out: Capsules, temperature: float = 1.0) -> Tensor:
@@ -88,7 +116,7 @@ def mean_field_probabilities(layer: ClassCaps, out: Capsules, temperature: float
     rule of the activation, linearised at the expectations.
 
     Args:
-        layer, out, temperature: see `sampled_probabilities`.
+        layer, out, temperature: see `probability_samples`.
 
     Example:
         >>> from vbcaps import CapsNet
