@@ -18,9 +18,11 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from vbcaps.cli.arguments import DataFolder, Device, check_device, check_fits, clear_errors, read_named
+from vbcaps.cli.explore import explore
 from vbcaps.cli.figures import figures
 from vbcaps.cli.help import Command, Group
 from vbcaps.cli.report import complain, console, draw, percent, save_text, say, say_evaluation, table
+from vbcaps.cli.routing import routing
 from vbcaps.cli.runs import newest_run
 from vbcaps.cli.uncertainty import uncertainty
 from vbcaps.data import FACTS
@@ -36,6 +38,8 @@ app = typer.Typer(cls=Group, no_args_is_help=True, add_completion=False, pretty_
 data_app = typer.Typer(cls=Group, no_args_is_help=True, help="List, fetch and check datasets.")
 app.add_typer(data_app, name="data")
 app.command("figures", cls=Command)(figures)
+app.command("explore", cls=Command)(explore)
+app.command("routing", cls=Command)(routing)
 app.command("uncertainty", cls=Command)(uncertainty)
 
 DRAWN = 60  # images in the picture of `predict`

@@ -1,0 +1,162 @@
+"""The networks that the explorer shows, and images for each of them.
+
+A page names networks by the names in the package; a run or a file is named on the command line only.
+"""
+
+import functools
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+import vbcaps
+from vbcaps.data import FACTS, DataError, load_dataset
+from vbcaps.explore.pictures import Refused
+from vbcaps.models import CapsNet, ConvNet
+from vbcaps.vae import CapsVAE, capsules_of
+from vbcaps.weights.inputs import PICTURES, read_pixels, side_of
+from vbcaps.weights.model import ROUTING_NAMES, Model
+
+FIRST = "fashion_laptop"  # it has twins with EM and Dynamic routing, a CNN and a Capsule-VAE, and its images are here
+PER_CLASS = 20  # images to choose from
+COLUMNS = 20  # of the sheet that has them
+SIMILAR = 0.1  # networks whose numbers of parameters differ by so much are equal in size
+
+
+class Images(NamedTuple):
+    """Images to choose from, as the network's bytes, with a title and a note on where they come from."""
+
+    pixels: Tensor  # n c side side   uint8
+    labels: Tensor  # n
+    classes: tuple[str, ...]
+    title: str
+    note: str
+
+
+class Networks:
+    """All networks that a page may choose, loaded once.
+
+    Args:
+        given: the network to begin with, whatever ``vbcaps.load`` takes; without it one of the package.
+        data_folder: where datasets lie.
+    """
+
+    def __init__(self, given: str | Path | None = None, data_folder: str | Path | None = None):
+        self.data_folder = data_folder
+        self.models = {name: vbcaps.load(name) for name in vbcaps.list_models()}
+        self.first = FIRST if given is None else str(given)
+        if self.first not in self.models:
+            model = vbcaps.load(self.first)
+            self.first = Path(model.name).parent.name if model.name.endswith(".safetensors") else model.name
+            self.models[self.first] = model
+        self.images, self.twins = functools.cache(self._images), functools.cache(self._twins)
+
+    def model(self, name: object) -> Model:
+        """Return a network by its name; any other name, a path above all, is refused."""
+        if not isinstance(name, str) or name not in self.models:
+            raise Refused(f"there is no network {name!r} here: choose one from the list", 404)
+        return self.models[name]
+
+    def sorted(self) -> list[str]:
+        """Return the names: the first network, then those of its dataset, then the others by dataset."""
+        of_first = self.models[self.first].recipe.dataset
+
+        def order(name: str) -> tuple[bool, bool, str, str]:
+            dataset = self.models[name].recipe.dataset
+            return name != self.first, dataset != of_first, dataset, name
+
+        return sorted(self.models, key=order)
+
+    def _twins(self, name: str) -> list[str]:
+        """Return the networks of the same data, input and size that route otherwise, or have no capsules."""
+        mine = self.models[name]
+        found: dict[str, str] = {}
+        for other, model in sorted(self.models.items(), key=lambda one: one[1].recipe.evidence):  # plain ones first
+            same = (FACTS[dataset_of(model)].title, model.classes, input_of(model)) == (
+                FACTS[dataset_of(mine)].title, mine.classes, input_of(mine)
+            )  # fmt: skip
+            near = abs(size_of(model) - size_of(mine)) <= SIMILAR * size_of(mine)
+            if same and near and kind_of(model) != kind_of(mine) and "vae" not in (kind_of(model), kind_of(mine)):
+                found.setdefault(kind_of(model), other)
+        return [found[kind] for kind in ("vb", "em", "dynamic", "cnn") if kind in found]
+
+    def vae(self, name: str) -> str | None:
+        """Return the Capsule-VAE that decodes what this network classifies; itself, if it is one."""
+        mine = self.models[name]
+        if isinstance(mine.net, CapsVAE):
+            return name
+        for other, model in self.models.items():
+            same = (model.classes, input_of(model)[:2]) == (mine.classes, input_of(mine)[:2])  # whatever their crops
+            if isinstance(model.net, CapsVAE) and same:
+                return other
+        return None
+
+    def _images(self, name: str) -> Images:
+        """Return the images to choose from: test images of the network's data, or else those in the package."""
+        model = self.models[name]
+        side, channels, dataset = side_of(model.recipe), model.net.in_channels, dataset_of(model)
+        note = ""
+        try:
+            if dataset == "fashion-mnist" and model.recipe.data is None:
+                dataset = "sample"
+            found = load_dataset(model.recipe.data or dataset, self.data_folder, size=side)
+        except DataError:
+            note = (
+                f"The images of {title_of(model)} are not here (`vbcaps data fetch {dataset}` fetches them), so these "
+                "are clothes, which this network has never seen."
+            )
+            found = load_dataset("sample")
+        split = found.test
+        some = [(split.labels == j).nonzero()[:PER_CLASS, 0] for j in range(len(found.classes))]
+        chosen = [index for one in some for index in one.tolist()]
+        pixels = split.images[chosen]
+        if pixels.shape[1] != channels:
+            planes = channels if channels in PICTURES else 1
+            pixels = read_pixels(pixels[:, :1] if pixels.shape[1] not in PICTURES else pixels, side, planes)
+        elif pixels.shape[2] != side:
+            pixels = read_pixels(pixels, side, channels)
+        pixels = pixels.expand(-1, channels, -1, -1).contiguous()
+        title = f"{len(chosen)} test images of {FACTS[found.name].title if found.name in FACTS else found.name}"
+        return Images(pixels, split.labels[chosen], found.classes, title, note)
+
+
+def dataset_of(model: Model) -> str:
+    """Return the dataset of a network; the sample in the package is Fashion-MNIST."""
+    return "fashion-mnist" if model.recipe.dataset == "sample" else model.recipe.dataset
+
+
+def title_of(model: Model) -> str:
+    return Path(model.recipe.data).name if model.recipe.data else FACTS[dataset_of(model)].title
+
+
+def input_of(model: Model) -> tuple[int, int, int]:
+    """Return the channels of a network's images, their side, and the side of the crop that it sees."""
+    return model.net.in_channels, side_of(model.recipe), model.view.crop
+
+
+def size_of(model: Model) -> int:
+    return sum(p.numel() for p in model.net.parameters())
+
+
+def kind_of(model: Model) -> str:
+    """Return the routing of a capsule network, ``"cnn"`` or ``"vae"``."""
+    if isinstance(model.net, CapsVAE):
+        return "vae"
+    return "cnn" if isinstance(model.net, ConvNet) else model.recipe.routing
+
+
+def described(model: Model) -> str:
+    """Return what a network is in a few words, as "Fashion-MNIST, VB routing, {32,8,8,8}"."""
+    kind = kind_of(model)
+    what = {"cnn": "CNN", "vae": "Capsule-VAE"}.get(kind) or f"{ROUTING_NAMES[kind]} routing"
+    extra = ", votes as evidence" if model.recipe.evidence else ""
+    stem = ", residual" if model.recipe.stem == "residual" else ""
+    return f"{title_of(model)}, {what}{extra}, {{{','.join(map(str, model.recipe.arch))}}}{stem}"
+
+
+def capsules(model: Model) -> CapsNet:
+    """Return a model's capsule network; a CNN is refused."""
+    net = capsules_of(model.net)
+    if net is None:
+        raise Refused(f"{model.name} is a CNN: it has no capsules whose routing could be shown")
+    return net
