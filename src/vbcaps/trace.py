@@ -35,7 +35,7 @@ def shares_of_children(layer: LayerTrace, of_parents: Tensor, iteration: int = -
     L, I = layer.fields.child.shape
     r = layer.iterations[iteration].r[0].reshape(L, I, -1)
     R = layer.activations[0].reshape(L, I, 1) * r  # l i j
-    shares = R / R.sum(1, keepdim=True).clamp_min(1e-12)
+    shares = R / R.sum(1, keepdim=True).clamp_min(torch.finfo(R.dtype).tiny)
     held = (shares * of_parents.reshape(L, 1, -1)).sum(2)  # l i
     children = int(layer.fields.child.max()) + 1
     return held.new_zeros(children).index_add(0, layer.fields.child.flatten(), held.flatten())
@@ -108,7 +108,7 @@ def cloud_of(trace: NetworkTrace, layer: str, position: int, type: int) -> Cloud
     V = one.votes[0].reshape(L, I, types_of(one), -1)[position, :, type].double()  # i d
     a = one.activations[0].reshape(L, I)[position].double()
     weight = torch.stack([a * q.r[0].reshape(L, I, -1)[position, :, type].double() for q in one.iterations])  # t i
-    share = weight[-1] + 1e-9
+    share = weight[-1] / weight[-1].sum().clamp_min(1e-300) + 1e-9  # all alike where no vote has weight
     share = share / share.sum()
     centre = share @ V
     X = V - centre
@@ -159,9 +159,9 @@ class Box(NamedTuple):
 
 
 def receptive_field(net: CapsNet, layer: str, position: int) -> Box:
-    """Return the pixels of the input that the votes for a parent can depend on.
+    """Return the pixels of the input that reach a parent through convolutions and votes.
 
-    Through the competition for a child its responsibilities depend on other pixels, too; its votes do not.
+    Through the competition for a child, responsibilities depend on further pixels, in this layer and in those below.
 
     Args:
         net: the network.
@@ -197,7 +197,7 @@ def windows(net: CapsNet, layer: str) -> list[tuple[int, int, int]]:
     if isinstance(stem, ConvStem):
         found: list[Any] = [stem.conv1[0], stem.conv2[0], stem.conv3[0]]
     else:
-        found = [one[0] for block in stem.blocks for one in (block.conv1, block.conv2)]  # type: ignore[union-attr, index]
+        found = [one[0] for block in stem.blocks for one in (block.conv1, block.conv2)]  # type: ignore[index]
     found += [getattr(net, name) for name in LAYERS[: LAYERS.index(layer) + 1] if name != "class_caps"]
     return [(one.kernel_size[0], one.stride[0], one.padding[0]) for one in found]
 
@@ -209,6 +209,24 @@ def map_sizes(net: CapsNet, layer: str) -> list[tuple[int, int]]:
         y, x = sizes[-1]
         sizes.append(((y + 2 * padding - kernel) // stride + 1, (x + 2 * padding - kernel) // stride + 1))
     return [*sizes, (1, 1)] if layer == "class_caps" else sizes
+
+
+def frame_of_parts(net: CapsNet) -> tuple[float, float, float, float]:
+    """Return where the map of `parts_of` lies on the image: its top, left, bottom and right, in pixels.
+
+    A cell is as wide as the stem's stride, and its middle is that of the pixels that its capsule sees.
+
+    Example:
+        >>> frame_of_parts(CapsNet((8, 4, 4, 4), num_classes=3, image_size=32))  # 14 cells of 2 pixels
+        (1.5, 1.5, 29.5, 29.5)
+    """
+    middle, step = 0.5, 1  # of the first cell, and from cell to cell
+    for kernel, stride, padding in windows(net, "conv_caps1")[:-1]:
+        middle += ((kernel - 1) / 2 - padding) * step
+        step *= stride
+    first = middle - step / 2
+    y, x = map_sizes(net, "conv_caps1")[-2]
+    return first, first, first + step * y, first + step * x
 
 
 def types_of(layer: LayerTrace) -> int:
