@@ -371,7 +371,7 @@ def test_a_validation_share_leaves_the_test_set_alone_and_its_best_weights_are_u
     said = run("train", "--data", few, *SMALL, "--epochs", 2, "--validation", 0.25, "--out", "run")
     assert "lowest validation error" in said
     assert "test:" not in said
-    assert {path.name for path in Path("run").glob("*.png")} == {"capsules.png", "curves.png", "predictions.png"}
+    assert {path.name for path in Path("run").glob("*.png")} == {"curves.png", "predictions.png", "routing.png"}
     assert "weights run/best.safetensors: " in run("predict", few / "circle" / "0.png", "--weights", "run")
 
 

@@ -157,6 +157,8 @@ def say_results(results: Sequence["Result"]) -> None:
         epochs = f"{result.epochs} epoch{'s' if result.epochs > 1 else ''}"
         say(f"{name}{epochs} in {duration(result.seconds)}, {result.parameters:,} parameters")
         say(f"{name}{result.folder}: {files}")
+        if (figure := result.folder / "routing.png").exists():
+            say(f"{name}{figure} shows how an image was routed; `vbcaps routing IMAGE` draws another")
     errors = [result.test.error for result in results if result.test is not None]
     if len(errors) > 1:
         mean, std = statistics.mean(errors), statistics.stdev(errors)
@@ -213,7 +215,7 @@ def draw(picture: Callable[[], Path | Sequence[Path]], quiet: bool = False) -> N
 
 def draw_run(model: "Model", data_folder: Path | None) -> None:
     """Draw the pictures of a finished run beside its other files."""
-    from vbcaps.figures.capsules import capsules
+    from vbcaps.figures.routing import routing
     from vbcaps.figures.vae import reconstructions, samples
     from vbcaps.training.loop import prepare
     from vbcaps.vae import CapsVAE, capsules_of
@@ -233,8 +235,8 @@ def draw_run(model: "Model", data_folder: Path | None) -> None:
         if capsules_of(model.net) is not None:
             right = [k for k, label in enumerate(labels) if scores[k].argmax() == label]
             k = right[0] if right else 0
-            path = result.folder / "capsules.png"
-            drawn.append(capsules(model, some.images[k], path, truth=model.classes[labels[k]]))
+            path = result.folder / "routing.png"
+            drawn.append(routing(model, some.images[k], path, truth=model.classes[labels[k]]))
         if isinstance(model.net, CapsVAE):
             drawn.append(reconstructions(model, some.images, result.folder / "reconstructions.png"))
             drawn.append(samples(model, result.folder / "samples.png"))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BLUE, ORANGE, GREEN, RED, GREY = "#2b6cb0", "#dd6b20", "#2f855a", "#c53030", "#4a5568"
+FORMATS = (".png", ".pdf", ".svg")
 MOST_CELLS = 20  # greatest number of classes at which a cell of the confusion matrix has room for its number
 
 
@@ -124,13 +125,13 @@ def picture_of(image: np.ndarray) -> np.ndarray:
     return image.transpose(1, 2, 0) if len(image) == 3 else np.concatenate(list(image), axis=1)
 
 
-def new_figure(width: float, height: float) -> "Figure":
+def new_figure(width: float, height: float, dpi: int = 150) -> "Figure":
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise NoMatplotlib("pictures need matplotlib: pip install 'vbcaps[plot]'") from error
-    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    figure = Figure(figsize=(width, height), dpi=dpi, layout="constrained")
     figure.get_layout_engine().set(w_pad=0.06, h_pad=0.06)  # type: ignore[union-attr,call-arg]
     FigureCanvasAgg(figure)  # a separate figure shares no state with the caller's plots and needs no window system
     return figure
@@ -151,10 +152,23 @@ def _say(axes: "Axes", text: str) -> None:
     axes.set_yticks([])
 
 
+def check_format(path: Path) -> Path:
+    """Return a path whose suffix names a format that `save` writes; any other suffix is an error."""
+    if path.suffix.lower() not in FORMATS:
+        raise ValueError(f"the picture's name must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, got {path}")
+    return path
+
+
 def save(figure: Any, path: Path) -> Path:
-    """Draw in memory and write the file in one step, so that a picture is never half written."""
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png")
+    """Draw in memory and write the file in one step, so that a picture is never half written.
+
+    The format is that of the suffix if it is one of ``FORMATS``, else PNG.
+    """
+    from matplotlib import rc_context
+
+    suffix, drawn = path.suffix.lower(), io.BytesIO()
+    with rc_context({"pdf.fonttype": 42}):  # TrueType, as publishers ask; matplotlib's Type 3 is refused by some
+        figure.savefig(drawn, format=suffix[1:] if suffix in FORMATS else "png")
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(path.name + ".part")
     unfinished.write_bytes(drawn.getvalue())

@@ -1,0 +1,63 @@
+"""``vbcaps routing``: draw how a capsule network came to its answer for one image."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vbcaps.cli.arguments import Device, check_device, clear_errors
+from vbcaps.cli.report import complain, percent, say
+from vbcaps.cli.runs import newest_run
+from vbcaps.figures.run import NoMatplotlib, check_format
+
+if TYPE_CHECKING:
+    from vbcaps import Model
+
+SMALL = "fashion_laptop"  # the network where there is no run
+
+
+def routing(
+    image: Annotated[Path, typer.Argument(metavar="IMAGE", help="a picture of any size, or a .npy file of one image")],
+    name: Annotated[
+        Path | None,
+        typer.Option(
+            "--model", metavar="NAME", help=f"a name as {SMALL}, a run or a weights file; else the newest run in runs/"
+        ),
+    ] = None,
+    label: Annotated[
+        str | None,
+        typer.Option("--class", metavar="NAME", help="draw the votes and the pose of this class; else the predicted"),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", help="the figure: PNG, PDF or SVG by its suffix")
+    ] = Path("routing.png"),
+    device: Device = "auto",
+) -> None:
+    """Draw the routing of an image: the parts that classes took, their votes, and the pose."""
+    with clear_errors():
+        check_format(out)
+        from vbcaps.figures.routing import routing
+
+        model = model_named(name, device)
+        try:
+            drawn = routing(model, image, out, label=label)
+        except (NoMatplotlib, OSError) as error:
+            complain(f"no figure: {error}")
+            raise typer.Exit(1) from error
+        probability, best = model.predict(image)[0].max(0)
+        say(f"{model.classes[int(best)]}, probability {percent(float(probability))}", f"drew {drawn}")
+
+
+def model_named(name: Path | None, device: str) -> "Model":
+    """Return a model, the newest run or, without any run, a small network of the package; print which it is."""
+    import vbcaps
+    from vbcaps.training.files import RunError
+
+    if name is None:
+        try:
+            name = newest_run()
+        except RunError:
+            name = Path(SMALL)
+    model = vbcaps.load(name, device=check_device(device))
+    say(f"weights {model.name}: {model.origin()}")
+    return model
