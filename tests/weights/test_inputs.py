@@ -8,8 +8,11 @@ import torch
 from PIL import Image
 
 from vbcaps.data import DataError, read_image
+from vbcaps.data.mnist import DIGITS
+from vbcaps.training.evaluate import Scorer
 from vbcaps.training.recipes import RECIPES
-from vbcaps.weights.inputs import read_pixels, side_of
+from vbcaps.weights.inputs import frame_of, read_pixels, side_of, together
+from vbcaps.weights.model import Model
 
 RANDOM = np.random.default_rng(0)
 COLOUR = RANDOM.integers(0, 256, (40, 30, 3), dtype=np.uint8)  # h w c
@@ -130,3 +133,47 @@ def test_the_side_of_an_image_is_that_of_the_recipes_training_images():
     assert side_of(RECIPES["cifar10"]()) == 32
     assert side_of(RECIPES["smallnorb_fast"]()) == 36
     assert side_of(dataclasses.replace(RECIPES["default"](), data="photos")) == 28
+
+
+# --- a view that places small images in a frame, as that of affNIST --------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def framed():
+    """A network of affNIST: it trains on digits of 28, and its test images fill the frame of 40."""
+    recipe = dataclasses.replace(RECIPES["affnist"](), arch=(4, 2, 2, 2), standardise="none")
+    torch.manual_seed(0)
+    return Model(recipe.net(1, 10).eval(), recipe, DIGITS, recipe.view())
+
+
+def test_images_as_large_as_the_frame_are_taken_as_they_are(framed, tmp_path):
+    large = torch.randint(0, 256, (4, 1, 40, 40), dtype=torch.uint8)
+    np.save(tmp_path / "a.npy", large.numpy())
+    for k, image in enumerate(large):
+        Image.fromarray(image[0].numpy()).save(tmp_path / f"{k}.png")
+    files = [tmp_path / f"{k}.png" for k in range(4)]
+    for images in (large, large[:, 0], large / 255, tmp_path / "a.npy", files, [Image.open(file) for file in files]):
+        assert torch.equal(framed.read(images), large)
+    colour = large.expand(-1, 3, -1, -1)
+    assert framed.read(colour).shape == large.shape
+    expected = Scorer(framed.net, large, framed.view, 10)()  # what `vbcaps eval` measures
+    torch.testing.assert_close(framed.predict(large), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_smaller_images_are_framed_and_others_resized_as_before(framed):
+    small = torch.randint(0, 256, (3, 1, 28, 28), dtype=torch.uint8)
+    assert torch.equal(framed.read(small), small)
+    assert framed.read(COLOUR).shape == (1, 1, 28, 28)
+    assert framed.read(np.zeros((40, 41), np.uint8)).shape == (1, 1, 28, 28)
+    cropping = RECIPES["fashion_laptop"]().view()
+    assert frame_of(cropping) is None
+
+
+@pytest.mark.parametrize("side", [27, 28])
+def test_images_of_both_sizes_may_be_given_together(framed, side):
+    small, large = (torch.randint(1, 256, (2, 1, n, n), dtype=torch.uint8) for n in (side, 40))
+    both = together([small, large])
+    assert both.shape == (4, 1, 40, 40)
+    assert torch.equal(framed.view.test(both), torch.cat([framed.view.test(small), framed.view.test(large)]))
+    if side == 28:
+        assert torch.equal(framed.read([small, large]), both)

@@ -34,10 +34,11 @@ def check_fits(model: "Model", data: "Data", weights: Path) -> None:
         )
 
 
-def read_named(model: "Model", images: list[Path], picture: Path | None) -> tuple[list[str], list["torch.Tensor"]]:
+def read_named(model: "Model", images: list[Path], picture: Path | None) -> tuple[list[str], "torch.Tensor"]:
     """Return the name of each image and their pixels, without the file that the picture will be drawn to."""
     from vbcaps.data import image_files
     from vbcaps.training.files import RunError
+    from vbcaps.weights.inputs import together
 
     names: list[str] = []
     parts: list[torch.Tensor] = []
@@ -53,7 +54,7 @@ def read_named(model: "Model", images: list[Path], picture: Path | None) -> tupl
             names += map(str, files)
     if not names:
         raise RunError(f"{picture} is the picture that is drawn: name another with --picture, or other images")
-    return names, parts
+    return names, together(parts)
 
 
 @contextmanager

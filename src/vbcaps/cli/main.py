@@ -193,16 +193,13 @@ def predict(
 ) -> None:
     """Classify images: print the class of each, and its probability."""
     with clear_errors():
-        import torch
-
         import vbcaps
         from vbcaps.figures.run import predictions
 
         place = check_device(device)
         model = vbcaps.load(weights or newest_run(), device=place)
         say(f"weights {model.name}: {model.origin()}")
-        names, parts = read_named(model, images, picture)
-        pixels = torch.cat(parts)
+        names, pixels = read_named(model, images, picture)
         scores = model.predict(pixels)
         rows = table("image", "class", numbers=("probability", "next"))
         for name, score in zip(names, scores, strict=True):

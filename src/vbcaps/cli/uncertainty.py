@@ -257,12 +257,10 @@ def draw_measures(
 
 def say_images(model: "Model", images: list[Path], csv_file: Path | None) -> None:
     """Print class, probability and scores of each image, and write all scores where asked."""
-    import torch
 
     from vbcaps.uncertainty.scores import OF_ALL, scores_of
 
-    names, parts = read_named(model, images, None)
-    pixels = torch.cat(parts)
+    names, pixels = read_named(model, images, None)
     seen = looked(model, pixels, "")
     probability, answer = (seen.logits / model.temperature).softmax(1).max(1)
     classes = [model.classes[j] for j in answer.tolist()]

@@ -36,13 +36,10 @@ def reconstruct(
 ) -> None:
     """Decode images again from the pose of their class capsule: print the squared error of each, and draw them."""
     with clear_errors():
-        import torch
-
         from vbcaps.figures.vae import reconstructions
 
         model = vae(weights, device)
-        names, parts = read_named(model, images, out)
-        pixels = torch.cat(parts)
+        names, pixels = read_named(model, images, out)
         seen, decoded, scores = model.view.test(pixels), model.reconstruct(pixels), model.predict(pixels)
         rows = table("image", "class", numbers=("squared error a pixel",))
         for name, score, x, y in zip(names, scores, seen, decoded, strict=True):

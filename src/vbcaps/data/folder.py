@@ -136,13 +136,13 @@ def read_images(paths: list[Path], size: int, channels: int) -> Tensor:
     return torch.stack(_each(lambda path: read_image(path, size, channels), paths))
 
 
-def read_image(path: Path, size: int, channels: int) -> Tensor:
+def read_image(path: Path, size: int, channels: int, frame: int | None = None) -> Tensor:
     """Read an image file as uint8 ``channels size size``, see ``fit_image``."""
     with _opened(path) as file:
-        return fit_image(file, size, channels, str(path))
+        return fit_image(file, size, channels, str(path), frame)
 
 
-def fit_image(image: Image.Image, size: int, channels: int, name: str) -> Tensor:
+def fit_image(image: Image.Image, size: int, channels: int, name: str, frame: int | None = None) -> Tensor:
     """Return a picture as uint8 ``channels size size``: upright, on white where transparent, 16 bits as 8.
 
     Args:
@@ -150,7 +150,9 @@ def fit_image(image: Image.Image, size: int, channels: int, name: str) -> Tensor
         size: height and width of the result.
         channels: 1 for grey, 3 for colour.
         name: the name of the picture in errors.
+        frame: an image of exactly this height and width keeps them.
     """
+    size = size if frame is None or image.size != (frame, frame) else frame
     kind = image.format  # a copy does not have it
     image = ImageOps.exif_transpose(image)
     if image.mode == "F" or (image.mode == "I" and kind == "TIFF"):

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from vbcaps.data import FACTS, fit_image, image_files, read_images
+from vbcaps.data import FACTS, View, fit_image, image_files, read_image, read_images
 from vbcaps.training.recipe import Recipe
 
 PICTURES = (1, 3)  # numbers of channels that can be converted into each other
@@ -26,7 +27,12 @@ def side_of(recipe: Recipe) -> int:
     return recipe.image_size or (recipe.crop if recipe.data else FACTS[recipe.dataset].side)
 
 
-def read_pixels(images: Any, side: int, channels: int) -> Tensor:
+def frame_of(view: View) -> int | None:
+    """Return the side of the frame in which a view places smaller images; None for a view that crops."""
+    return view.crop if view.place else None
+
+
+def read_pixels(images: Any, side: int, channels: int, frame: int | None = None) -> Tensor:
     """Return any images as uint8 ``n channels side side``.
 
     Args:
@@ -36,25 +42,37 @@ def read_pixels(images: Any, side: int, channels: int) -> Tensor:
         side: height and width of the result.
         channels: the channels of the result. 1 and 3 are converted into each other; the images must have any other
             number themselves.
+        frame: images of exactly this height and width, as affNIST's, keep them; images of other sizes in the same call
+            then get the black frame that the view would give them.
     """
     items = list(images) if isinstance(images, list | tuple) else [images]
     if not items:
         raise ValueError("images must not be empty, got an empty list")
-    parts = _scaled([_decoded(item, side, channels) for item in items])
-    return torch.cat([_fitted(part, side, channels) for part in parts])
+    parts = _scaled([_decoded(item, side, channels, frame) for item in items])
+    return together([_fitted(part, side, channels, frame) for part in parts])
 
 
-def _decoded(item: Any, side: int, channels: int) -> Tensor:
+def together(parts: Sequence[Tensor]) -> Tensor:
+    """Return square images ``n c y x`` of one or more calls as one tensor; the smaller ones get a black frame."""
+    side = max(part.shape[2] for part in parts)
+    room = [side - part.shape[2] for part in parts]
+    edges = [(free - free // 2, free // 2) * 2 for free in room]  # left right top bottom, as View.test has them
+    return torch.cat([F.pad(part, edge) for part, edge in zip(parts, edges, strict=True)])
+
+
+def _decoded(item: Any, side: int, channels: int, frame: int | None) -> Tensor:
     """Return one item of a list: pictures as uint8 ``n channels side side``, arrays unchanged as ``n c h w``."""
     if isinstance(item, str | PathLike):
         path = Path(item)
         if path.suffix.lower() == ".npy" and not path.is_dir():
             return _array(_load(path), channels, str(path))
         _check_picture(channels, f"{path}: a picture file")
-        return read_images(image_files(path), side, channels)
+        if frame is None:
+            return read_images(image_files(path), side, channels)
+        return together([read_image(file, side, channels, frame)[None] for file in image_files(path)])
     if isinstance(item, Image.Image):
         _check_picture(channels, "a PIL image")
-        return fit_image(item, side, channels, "a PIL image")[None]
+        return fit_image(item, side, channels, "a PIL image", frame)[None]
     if isinstance(item, Tensor):
         return _array(item.detach().cpu(), channels, "images")
     if hasattr(item, "__array__"):
@@ -158,8 +176,9 @@ def _scaled(parts: list[Tensor]) -> list[Tensor]:
     return [(part.float() * factor).round().byte() if part.is_floating_point() else part for part in parts]
 
 
-def _fitted(part: Tensor, side: int, channels: int) -> Tensor:
+def _fitted(part: Tensor, side: int, channels: int, frame: int | None) -> Tensor:
     """Return uint8 ``n c h w`` as ``n channels side side``."""
+    side = side if frame is None or part.shape[2:] != (frame, frame) else frame
     if part.shape[1:] == (channels, side, side):
         return part.contiguous()
     return torch.stack([_one(image, side, channels) for image in part])

@@ -23,7 +23,7 @@ from vbcaps.uncertainty.density import Density
 from vbcaps.vae import Network, Reconstruction
 from vbcaps.weights import decode, find
 from vbcaps.weights.file import Contents, pack_weights, read_weights
-from vbcaps.weights.inputs import read_pixels, side_of
+from vbcaps.weights.inputs import frame_of, read_pixels, side_of
 from vbcaps.weights.tensors import copy_tensors
 from vbcaps.weights.transfer import class_names, transfer, view_of
 
@@ -186,7 +186,7 @@ class Model(nn.Module):
 
     def read(self, images: Any) -> Tensor:
         """Return any images that ``predict`` takes as the bytes that ``view`` crops, uint8 ``n channels y x``."""
-        return read_pixels(images, side_of(self.recipe), self.net.in_channels)
+        return read_pixels(images, side_of(self.recipe), self.net.in_channels, frame_of(self.view))
 
     def save(self, path: str | Path) -> Path:
         """Write a weights file, from which ``vbcaps.load(path)`` restores the same bits; return its path.
