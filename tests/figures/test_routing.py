@@ -111,11 +111,13 @@ def test_the_class_that_is_asked_for_comes_first(drawn, tmp_path):
     least = int(probabilities.argmin())
     for label in (least, CLASSES[least]):
         routing(made, pixels, tmp_path / "r.png", label=label)
-        _, _, heats, clouds = panels(drawn[-1], 3, 3)
+        _, pose, heats, clouds = panels(drawn[-1], 3, 3)
         first = f"{CLASSES[least]}\n{100 * float(probabilities[least]):.1f}%"
         assert heats[0, 0].get_title() == first
         assert int(probabilities.argmax()) == [*CLASSES].index(heats[0, 1].get_title().split("\n")[0])
-        cloud = cloud_of(trace_of(made, made.net, pixels), "class_caps", 0, least)
+        trace = trace_of(made, made.net, pixels)
+        np.testing.assert_allclose(pose.images[0].get_array().ravel(), trace.output.posterior.m[0, least].numpy())
+        cloud = cloud_of(trace, "class_caps", 0, least)
         np.testing.assert_allclose(clouds[0].collections[0].get_offsets(), cloud.votes.numpy(), rtol=1e-6)
 
 
