@@ -2,6 +2,7 @@
 
 import csv
 from contextlib import chdir
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +41,7 @@ def tiny_data(tmp_path):
 def model():
     """A network with random weights, and a temperature."""
     torch.manual_seed(0)
-    recipe, train = tiny.recipe(arch=(8, 4, 4, 4)), tiny.dataset().train
+    recipe, train = tiny.recipe(arch=(8, 4, 4, 4), dataset="mnist"), tiny.dataset().train
     view = recipe.view().fit(train)
     net = recipe.net(1, 3)
     net(view.test(train.images))
@@ -66,7 +67,7 @@ def test_the_test_set_is_measured_before_and_after_the_temperature(model, weight
     said, test = run(weights), tiny.dataset().test
     z = look(model, test.images).logits
     before, after = z.softmax(1), (z / 0.5).softmax(1)
-    assert "tiny, the test set of sample (made up)" in said
+    assert "tiny, the test set of mnist (made up)" in said
     assert "measure T = 1 T = 0.5" in said
     error = 100 * float((z.argmax(1) != test.labels).double().mean())
     assert f"error {error:.2f}% {error:.2f}%" in said
@@ -75,6 +76,8 @@ def test_the_test_set_is_measured_before_and_after_the_temperature(model, weight
         assert "{} {:.2f}% {:.2f}%".format(name, *measured) in said
     assert f"NLL {nll(before, test.labels):.4f} {nll(after, test.labels):.4f}" in said
     assert "temperature 0.5, fitted on held-out images" in said
+    assert "flatter" not in said
+    assert "scores of the posterior need" not in said
     wrong = z.argmax(1) != test.labels
     for name, x in scores(model, test.images).items():
         area = 100 * risk_coverage(x, wrong).area()
@@ -82,7 +85,7 @@ def test_the_test_set_is_measured_before_and_after_the_temperature(model, weight
 
 
 def test_strangers_are_told_by_each_score(model, weights, others):
-    said = run(weights, "--strangers", "sample,others", "--images", 25)
+    said = run(weights, "--strangers", "sample, others", "--images", 25)
     assert "25 of 30 test images" in said
     assert "sample: AUROC AUPR FPR95 others: AUROC AUPR FPR95" in said
     test = tiny.dataset().test.images[chosen(30, 25)]
@@ -99,7 +102,8 @@ def test_densities_are_fitted_first_and_saved(model, weights, others):
     said = run(
         weights, "--densities", "class_caps.m,logits+conv_caps2.m", "--save", "d.safetensors", "--picture", "p.png"
     )
-    assert "densities of class_caps.m, logits+conv_caps2.m, fitted to 48 training images wrote d.safetensors" in said
+    fitted = "densities of class_caps.m, logits+conv_caps2.m, one covariance for all classes, fitted to 48 training"
+    assert f"{fitted} images wrote d.safetensors" in said
     assert said.endswith("drew p.png")
     with Image.open("p.png") as image:
         assert image.width > image.height
@@ -108,6 +112,23 @@ def test_densities_are_fitted_first_and_saved(model, weights, others):
     assert kept.temperature == 0.5
     assert all(torch.equal(x, model.net.state_dict()[name]) for name, x in kept.net.state_dict().items())
     assert "density.class_caps.m" in run("d.safetensors", "--images", 20)
+
+
+def test_a_density_for_each_class_takes_the_place_of_a_tied_one_and_says_so(weights):
+    run(weights, "--densities", "class_caps.m", "--save", "tied.safetensors")
+    said = run("tied.safetensors", "--densities", "class_caps.m", "--per-class", "--save", "each.safetensors")
+    assert "densities of class_caps.m, a covariance for each class, fitted to 48 training images" in said
+    assert "the density of class_caps.m in the weights, one covariance for all classes, is replaced" in said
+    assert vbcaps.load("tied.safetensors").densities["class_caps.m"].tied
+    assert not vbcaps.load("each.safetensors").densities["class_caps.m"].tied
+    assert "is replaced" not in run(weights, "--densities", "class_caps.m", "--per-class")
+
+
+def test_a_temperature_of_the_test_set_is_said_to_flatter(model, tmp_path):
+    about = dict(temperature=0.5, temperature_from="half of the test images")
+    other = Model(model.net, model.recipe, tiny.CLASSES, model.view, about)
+    said = run(other.save(tmp_path / "half.safetensors"))
+    assert "temperature 0.5, fitted on half of the test images: these flatter it" in said
 
 
 def test_images_get_a_row_each_and_all_scores_as_csv(model, weights, others):
@@ -159,6 +180,32 @@ def test_a_network_without_temperature_or_posterior_is_measured_too(tmp_path):
     assert "measure T = 1 error" in said
     assert "energy" in said
     assert "elbo" not in said
+    assert "scores of the posterior need a capsule network with VB routing, got a CNN" in said
+
+
+def test_em_is_said_to_have_no_scores_of_a_posterior(tmp_path, others):
+    recipe = tiny.recipe(routing="em", learn=())
+    view = recipe.view().fit(tiny.dataset().train)
+    Model(recipe.net(1, 3).eval(), recipe, tiny.CLASSES, view).save(tmp_path / "e.safetensors")
+    sentence = "scores of the posterior need a capsule network with VB routing, got routing='em'"
+    assert sentence in run("e.safetensors", "--images", 10)
+    assert sentence in run("e.safetensors", others / "3.png")
+
+
+@pytest.mark.parametrize(
+    ("own", "name"),
+    [("svhn", "svhn"), ("fashion-mnist", "sample"), ("sample", "fashion-mnist"), ("affnist", "mnist")],
+)
+def test_a_networks_own_images_are_no_strangers(model, tmp_path, own, name):
+    other = Model(model.net, replace(model.recipe, dataset=own, image_size=None), tiny.CLASSES, model.view)
+    path = other.save(tmp_path / "own.safetensors")
+    assert f"'{name}' are this network's own images, no strangers" in run(path, "--strangers", name, code=2)
+
+
+def test_the_folder_that_a_network_was_trained_on_has_no_strangers(model, tmp_path, others):
+    other = Model(model.net, replace(model.recipe, data=str(others)), tiny.CLASSES, model.view)
+    path = other.save(tmp_path / "own.safetensors")
+    assert "'others' are this network's own images, no strangers" in run(path, "--strangers", "others", code=2)
 
 
 def test_what_cannot_be_done_is_said(weights, others, monkeypatch):
@@ -168,6 +215,10 @@ def test_what_cannot_be_done_is_said(weights, others, monkeypatch):
             (weights, "--strangers", "mnits"),
             "'mnits' is neither a dataset nor a folder of images; did you mean 'mnist'",
         ),
+        ((weights, "--strangers", ""), "a name is empty: give datasets or folders of images"),
+        ((weights, "--strangers", "svhn,"), "a name is empty: give datasets or folders of images"),
+        ((weights, "--strangers", "svhn,mnist"), "'mnist' are this network's own images, no strangers"),
+        ((weights, "--per-class"), "it is about the densities of --densities"),
         ((weights, image, "--strangers", "mnist"), "it needs the test set: it cannot be combined with IMAGE"),
         ((weights, image, "--picture", "p.png"), "it needs the test set: it cannot be combined with IMAGE"),
         ((weights, "--csv", "s.csv"), "it writes the scores of images: name them after MODEL"),
@@ -178,7 +229,7 @@ def test_what_cannot_be_done_is_said(weights, others, monkeypatch):
     ):
         assert message in run(*words, code=2), message
     assert "no weights called 'fashon' come with the package" in run("fashon", code=1)
-    assert "is missing" in run(weights, "--strangers", "mnist", "--data-folder", "nowhere", code=1)
+    assert "is missing" in run(weights, "--strangers", "svhn", "--data-folder", "nowhere", code=1)
     other = Dataset("tiny", tiny.split(48, 1), tiny.split(30, 2), ("a", "b", "c"), "made up")
     monkeypatch.setattr("vbcaps.training.loop.load_dataset", lambda *_, **__: other)
     assert "tells top, middle, bottom apart in images of 1 channels; the data have a, b, c" in run(weights, code=1)

@@ -7,8 +7,9 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.mixture import GaussianMixture
 from torch.distributions import Categorical, MixtureSameFamily, MultivariateNormal
 
-from vbcaps.uncertainty import Density, fit_densities, fit_density, scores
+from vbcaps.uncertainty import Density, fit_densities, fit_density, look, scores
 from vbcaps.uncertainty.density import SHRINK, pack_densities, unpack_densities
+from vbcaps.uncertainty.scores import feature_sizes
 from vbcaps.weights.model import Model, load
 
 COUNTS = (600, 300, 100)
@@ -115,9 +116,16 @@ def test_what_no_density_can_be_fitted_to_is_an_error(cloud):
     lonely = y.clone()
     lonely[lonely == 2] = 1
     lonely[0] = 2
-    for labels, classes in ((lonely, 3), (y, 4), (y, 2)):
-        with pytest.raises(ValueError, match=rf"density of {classes} classes needs at least two images of each"):
+    for labels, classes in ((lonely, 3), (y, 4)):
+        needs = rf"density of {classes} classes needs at least two images of each, there are \[.*: give more training"
+        with pytest.raises(ValueError, match=needs):
             fit_density(x, labels, classes)
+    for labels, classes in ((y, 2), (y - 1, 3)):
+        with pytest.raises(ValueError, match=rf"labels must lie from 0 to {classes - 1}, got .*: leave out images of"):
+            fit_density(x, labels, classes)
+    for labels, kind in ((y.tolist(), "list"), (y.float(), "float32"), (y.int(), "int32")):
+        with pytest.raises(TypeError, match=rf"labels must be a tensor of int64, .*, got {kind}: torch.as_tensor"):
+            fit_density(x, labels, 3)
     with pytest.raises(ValueError, match=r"features \(n, f\) and labels \(n,\), got \(1000, 4\) and \(999,\)"):
         fit_density(x, y[:-1], 3)
     with pytest.raises(ValueError, match="features must be finite"):
@@ -183,9 +191,38 @@ def test_weights_changed_by_hand_lose_densities_and_temperature(model, tmp_path)
 def test_a_density_of_another_network_is_an_error(model, tmp_path):
     data = tiny.dataset()
     wider = tiny.recipe(arch=(4, 2, 2, 3))
-    other = Model(wider.net(1, 3), wider, tiny.CLASSES, model.view, densities=model.densities)
+    net = wider.net(1, 3)
+    message = r"conv_caps2\.m\+conv_caps2\.kappa belongs to another network: it is of 34 features and 3 classes, and"
+    with pytest.raises(ValueError, match=f"{message} this network has 51 and 3; fit it again"):
+        Model(net, wider, tiny.CLASSES, model.view, densities=model.densities)
+    with pytest.raises(ValueError, match=r"density of class_caps\.m belongs .* is of 48 features and 3 classes"):
+        Model(wider.net(1, 2), wider, tiny.CLASSES[:2], model.view, densities=model.densities)
+    em = tiny.recipe(routing="em", learn=())
+    kappa = {"conv_caps2.kappa": model.densities["class_caps.m"]}
+    with pytest.raises(ValueError, match=r"has no features conv_caps2\.kappa; it has conv_caps1\.m, .*; fit it again"):
+        Model(em.net(1, 3), em, tiny.CLASSES, model.view, densities=kappa)
+    other = Model(net, wider, tiny.CLASSES, model.view)
+    other.densities.update(model.densities)
     with pytest.raises(ValueError, match=r"the density is of 34 features, got .*51"):
         scores(other, data.test.images)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        dict(),
+        dict(routing="em", learn=()),
+        dict(routing="dynamic", learn=()),
+        dict(network="cnn", backend="auto", iters=3),
+        dict(network="vae", standardise="none", decoder=8),
+    ],
+    ids=["vb", "em", "dynamic", "cnn", "vae"],
+)
+def test_the_sizes_of_features_are_known_without_a_look(fields):
+    recipe = tiny.recipe(arch=(4, 2, 3, 5), **fields)
+    other = Model(recipe.net(1, 3).eval(), recipe, tiny.CLASSES, recipe.view().fit(tiny.dataset().train))
+    seen = look(other, tiny.dataset().test.images[:2]).features
+    assert feature_sizes(other.net) == {name: x.shape[1] for name, x in seen.items()}
 
 
 def test_densities_of_files_of_other_classes_are_left_behind(model, tmp_path):

@@ -124,7 +124,7 @@ def test_surprise_counts_the_reference_images_with_as_high_a_score(judged, refer
 def test_what_no_measure_can_be_taken_of_is_an_error_that_names_it():
     some, none, p, y = torch.rand(3), torch.empty(0), torch.full((3, 2), 0.5), torch.tensor([0, 1, 1])
     for measure in (auroc, aupr, fpr95):
-        with pytest.raises(ValueError, match=r"strange must have at least one score.*set of images empty"):
+        with pytest.raises(ValueError, match=r"strange must have at least one score.*empty\? Score at least one"):
             measure(some, none)
         with pytest.raises(ValueError, match="familiar must have at least one score"):
             measure(none, some)
@@ -137,8 +137,16 @@ def test_what_no_measure_can_be_taken_of_is_an_error_that_names_it():
             measure(p, y[:2])
         with pytest.raises(ValueError, match="probabilities must be finite"):
             measure(p * math.nan, y)
-        with pytest.raises(ValueError, match="labels must lie from 0 to 1, got 0 to 2"):
+        with pytest.raises(ValueError, match="labels must lie from 0 to 1, got 0 to 2: leave out images of other"):
             measure(p, torch.tensor([0, 1, 2]))
+        with pytest.raises(TypeError, match=r"labels must be a tensor of int64.*, got list: torch.as_tensor"):
+            measure(p, [0, 1, 1])
+        with pytest.raises(TypeError, match=r"labels must be a tensor of int64.*, got float32"):
+            measure(p, y.float())
+        for wrong in (p + 0.001, 2 * p, p - torch.tensor([0.6, -0.6])):
+            with pytest.raises(ValueError, match="must be at least 0 and sum to 1, got sums from"):
+                measure(wrong, y)
+        measure(p + 0.0004, y)  # rounded
     with pytest.raises(ValueError, match="bins must be at least 1, got 0"):
         ece(p, y, bins=0)
     with pytest.raises(ValueError, match="score must not hold NaN"):

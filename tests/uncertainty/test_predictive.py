@@ -53,6 +53,12 @@ def test_what_no_temperature_fits_is_an_error():
     for logits, labels in ((z[:0], y[:0]), (z, y[1:]), (z[0], y[:5])):
         with pytest.raises(ValueError, match=r"fitted to logits \(n, classes\) and labels \(n,\) of at least one"):
             fit_temperature(logits, labels)
+    for labels in (y + 3, y - 1):
+        with pytest.raises(ValueError, match=r"labels must lie from 0 to \d, got .*: leave out images"):
+            fit_temperature(z, labels)
+    for labels in (y.tolist(), y.float()):
+        with pytest.raises(TypeError, match=r"labels must be a tensor of int64, .*, got (list|float32)"):
+            fit_temperature(z, labels)
     for wrong in (math.nan, -math.inf):  # the logarithm of a probability that was rounded to 0
         z[3, 0] = wrong
         with pytest.raises(ValueError, match="logits must be finite"):

@@ -256,8 +256,14 @@ def test_a_cnn_has_scores_of_logits_and_densities_only():
 
 
 def test_what_densities_cannot_be_fitted_to_is_an_error(model):
-    with pytest.raises(ValueError, match="density of 3 classes needs at least two images of each, and no others"):
-        fit_densities(model, IMAGES, LABELS + 2)
+    for labels in (LABELS + 2, LABELS - 1):
+        with pytest.raises(ValueError, match=r"labels must lie from 0 to 2, got .*: leave out images of other classes"):
+            fit_densities(model, IMAGES, labels)
+    for labels, kind in ((LABELS.float(), "float32"), (LABELS.tolist(), "list")):
+        with pytest.raises(TypeError, match=rf"labels must be a tensor of int64, .* got {kind}: torch.as_tensor"):
+            fit_densities(model, IMAGES, labels)
+    with pytest.raises(ValueError, match="density of 3 classes needs at least two images of each, there are"):
+        fit_densities(model, IMAGES, LABELS.clamp(max=1))
     with pytest.raises(ValueError, match="there are 30 images and 29 labels"):
         fit_densities(model, IMAGES, LABELS[1:])
     with pytest.raises(ValueError, match=r"no features conv_caps3\.m; it has conv_caps1\.m, .*precision, logits"):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 SEED = 0  # of the images that are used where there are more
 DRAWN = 6  # scores whose curves are in the picture, those with the least risk
+SAME = dict.fromkeys(("sample", "fashion-mnist"), ("sample", "fashion-mnist")) | {"affnist": ("affnist", "mnist")}
 NONE = "-"  # in place of a measure that these images do not have
 
 
@@ -47,6 +48,9 @@ def uncertainty(
         str | None,
         typer.Option(metavar="NAMES", help="fit densities of features, as class_caps.m, to training images first"),
     ] = None,
+    per_class: Annotated[
+        bool, typer.Option("--per-class", help="fit these densities with a covariance for each class, not one for all")
+    ] = False,
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="write weights with these densities")] = None,
     csv_file: Annotated[
         Path | None, typer.Option("--csv", metavar="FILE", help="write every score of each IMAGE")
@@ -59,6 +63,8 @@ def uncertainty(
 ) -> None:
     """Measure calibration and scores of uncertainty on the test set; or score images."""
     check_options(images, strangers, save, densities, csv_file, picture)
+    if per_class and densities is None:
+        raise typer.BadParameter("it is about the densities of --densities: give their names", param_hint="--per-class")
     with clear_errors():
         import torch
 
@@ -67,16 +73,16 @@ def uncertainty(
 
         model = vbcaps.load(weights, device=check_device(device))
         say(f"weights {model.name}: {model.origin()}")
-        names = [] if strangers is None else strangers.split(",")
+        names = [] if strangers is None else [name.strip() for name in strangers.split(",")]
         for name in names:
-            check_stranger(name)
+            check_stranger(model, name)
         data = None
         if not images or densities is not None:
             with console.status(escape(f"reading {model.recipe.data or model.recipe.dataset}")):
                 data = prepare(model.recipe, data_folder, torch.device("cpu"))
             check_fits(model, data, weights)
         if data is not None and densities is not None:
-            fit(model, some_of(data.train, limit), densities.split(","))
+            fit(model, some_of(data.train, limit), [name.strip() for name in densities.split(",")], not per_class)
             if save is not None:
                 say(f"wrote {model.save(save)}")
         if images:
@@ -107,14 +113,21 @@ def check_options(
         )
 
 
-def check_stranger(name: str) -> None:
+def check_stranger(model: "Model", name: str) -> None:
+    """Raise an error for a name of nothing, and for the data that the network is made for."""
     from vbcaps.training.recipe import nearest
 
+    def refuse(why: str) -> typer.BadParameter:
+        return typer.BadParameter(f"{why} (`vbcaps data list` lists datasets)", param_hint="--strangers")
+
+    if not name:
+        raise refuse("a name is empty: give datasets or folders of images with commas between them")
     if name not in FACTS and not Path(name).is_dir():
-        raise typer.BadParameter(
-            f"{name!r} is neither a dataset nor a folder of images{nearest(name, FACTS)} (`vbcaps data list`)",
-            param_hint="--strangers",
-        )
+        raise refuse(f"{name!r} is neither a dataset nor a folder of images{nearest(name, FACTS)}")
+    folder, dataset = model.recipe.data, model.recipe.dataset
+    own = name in SAME.get(dataset, (dataset,)) if folder is None else Path(name).resolve() == Path(folder).resolve()
+    if own:
+        raise refuse(f"{name!r} are this network's own images, no strangers: name others")
 
 
 def some_of(split: "Split", limit: int) -> "Split":
@@ -129,7 +142,7 @@ def chosen(count: int, limit: int) -> "Tensor":
     return order[: limit or count].sort().values
 
 
-def fit(model: "Model", train: "Split", names: list[str]) -> None:
+def fit(model: "Model", train: "Split", names: list[str], tied: bool) -> None:
     """Fit densities to training images; an unknown feature is an error before the network looks at all of them."""
     from vbcaps.uncertainty import fit_densities, look
     from vbcaps.uncertainty.scores import joined
@@ -137,9 +150,16 @@ def fit(model: "Model", train: "Split", names: list[str]) -> None:
     features = look(model, train.images[:1]).features
     for name in names:
         joined(features, name.split("+"))
+    before = {name: model.densities[name] for name in names if name in model.densities}
     with console.status(f"fitting densities to {len(train.labels):,} training images"):
-        fit_densities(model, train.images, train.labels, names)
-    say(f"densities of {', '.join(names)}, fitted to {len(train.labels):,} training images")
+        fit_densities(model, train.images, train.labels, names, tied=tied)
+    say(f"densities of {', '.join(names)}, {covariance(tied)}, fitted to {len(train.labels):,} training images")
+    for name, density in before.items():
+        say(f"the density of {name} in the weights, {covariance(density.tied)}, is replaced")
+
+
+def covariance(tied: bool) -> str:
+    return "one covariance for all classes" if tied else "a covariance for each class"
 
 
 def looked(model: "Model", images: "Tensor", what: str) -> "Look":
@@ -171,7 +191,7 @@ def measure(
     which = "the test set" if count == len(data.test.labels) else f"{count:,} of {len(data.test.labels):,} test images"
     say(f"{recipe.name}, {which} of {recipe.data or recipe.dataset} ({data.source})")
     say(calibration(seen.logits, test.labels, model.temperature), about_temperature(model), "")
-    say(of_scores(familiar, wrong, strange))
+    say(of_scores(familiar, wrong, strange), *about_posterior(model))
     say(
         "errors: AUROC with which a score finds wrong answers; risk: mean error over all shares of images answered",
         *(["AUROC, AUPR and FPR95 are those of telling strangers from test images"] if strange else []),
@@ -202,7 +222,22 @@ def about_temperature(model: "Model") -> str:
     """Return a sentence that says where the temperature comes from."""
     if "temperature" not in model.about:
         return "there is no temperature: training with a --validation share fits one"
-    return f"temperature {model.temperature:.3g}, fitted on {model.about.get('temperature_from', 'held-out images')}"
+    source = model.about.get("temperature_from", "held-out images")
+    said = f"temperature {model.temperature:.3g}, fitted on {source}"
+    if "test" not in source:
+        return said
+    return f"{said}: these flatter it, since that half is judged, too; results/temperatures.csv judges the other half"
+
+
+def about_posterior(model: "Model") -> list[str]:
+    """Return a sentence for a network without a posterior, whose scores are left out."""
+    from vbcaps.uncertainty.scores import needs_posterior
+
+    try:
+        needs_posterior(model)
+    except ValueError as error:
+        return [str(error)]
+    return []
 
 
 def of_scores(familiar: dict[str, "Tensor"], wrong: "Tensor", strange: dict[str, dict[str, "Tensor"]]) -> Table:
@@ -271,6 +306,7 @@ def say_images(model: "Model", images: list[Path], csv_file: Path | None) -> Non
     for k, (name, label) in enumerate(zip(names, classes, strict=True)):
         rows.add_row(name, label, percent(float(probability[k])), *(f"{float(found[one][k]):.4g}" for one in shown))
     say(rows, "a score is larger for an image that is less familiar (`vbcaps.uncertainty.scores` says how)")
+    say(*about_posterior(model))
     if csv_file is not None:
         save_text(csv_file, as_csv(names, classes, probability, found))
 

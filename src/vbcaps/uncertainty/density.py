@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vbcaps.uncertainty.metrics import check_labels
+
 SHRINK = 1e-3  # share of the mean variance that is added to every variance, so that each covariance has an inverse
 
 
@@ -69,17 +71,19 @@ def fit_density(features: Tensor, labels: Tensor, classes: int, *, tied: bool = 
         >>> bool(density.log_prob(torch.zeros(1, 3)) > density.log_prob(torch.full((1, 3), 9.0)))
         True
     """
+    check_labels(labels)
     if features.ndim != 2 or labels.shape != features.shape[:1]:
         raise ValueError(
             f"expected features (n, f) and labels (n,), got {tuple(features.shape)} and {tuple(labels.shape)}"
         )
     if not bool(features.isfinite().all()):
         raise ValueError("features must be finite, got NaN or infinity")
+    check_labels(labels, classes)
     counts = torch.bincount(labels, minlength=classes)
-    if len(counts) > classes or int(counts.min()) < 2:
+    if int(counts.min()) < 2:
         raise ValueError(
-            f"a density of {classes} classes needs at least two images of each, and no others: there are "
-            f"{counts.tolist()}"
+            f"a density of {classes} classes needs at least two images of each, there are {counts.tolist()}: give "
+            "more training images"
         )
     x = features.double()
     centre, spread = x.mean(0), x.std(0).clamp_min(1e-6)

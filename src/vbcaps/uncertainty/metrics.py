@@ -4,12 +4,13 @@ Axes: n image, c class, b bin. Errors and probabilities are shares from 0 to 1. 
 image that is less familiar.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 BINS = 15  # of calibration errors, as in Guo et al. (2017)
+ROUNDED = 1e-3  # how far the probabilities of an image may be from the sum 1
 
 
 class Reliability(NamedTuple):
@@ -190,7 +191,25 @@ def surprise(score: Tensor, reference: Tensor) -> Tensor:
     return -((above + 1) / (len(reference) + 1)).log()
 
 
+def check_labels(labels: Any, classes: int | None = None) -> None:
+    """Raise an error if labels are not a tensor of int64, or, where the number of classes is given, out of range."""
+    if not isinstance(labels, Tensor) or labels.dtype != torch.int64:
+        kind = str(labels.dtype).removeprefix("torch.") if isinstance(labels, Tensor) else type(labels).__name__
+        raise TypeError(
+            f"labels must be a tensor of int64, the number of each image's class, got {kind}: "
+            "torch.as_tensor(labels).long() makes one"
+        )
+    if classes is None or len(labels) == 0:
+        return
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes:
+        raise ValueError(
+            f"labels must lie from 0 to {classes - 1}, got {low} to {high}: leave out images of other classes"
+        )
+
+
 def _check(probabilities: Tensor, labels: Tensor) -> None:
+    check_labels(labels)
     if probabilities.ndim != 2 or labels.shape != probabilities.shape[:1] or len(labels) == 0:
         raise ValueError(
             "expected probabilities (n, classes) and labels (n,) of at least one image, got "
@@ -198,9 +217,13 @@ def _check(probabilities: Tensor, labels: Tensor) -> None:
         )
     if not bool(probabilities.isfinite().all()):
         raise ValueError("probabilities must be finite, got NaN or infinity")
-    low, high, classes = int(labels.min()), int(labels.max()), probabilities.shape[1]
-    if low < 0 or high >= classes:
-        raise ValueError(f"labels must lie from 0 to {classes - 1}, got {low} to {high}")
+    total = probabilities.double().sum(1)
+    if float(probabilities.min()) < 0 or float((total - 1).abs().max()) > ROUNDED:
+        raise ValueError(
+            "the probabilities of an image must be at least 0 and sum to 1, got sums from "
+            f"{float(total.min()):.4g} to {float(total.max()):.4g}: give logits.softmax(1) or model.predict(images)"
+        )
+    check_labels(labels, probabilities.shape[1])
 
 
 def _two(familiar: Tensor, strange: Tensor) -> tuple[Tensor, Tensor]:
@@ -210,7 +233,9 @@ def _two(familiar: Tensor, strange: Tensor) -> tuple[Tensor, Tensor]:
 def _finite(score: Tensor, name: str) -> Tensor:
     score = score.detach().double().flatten().cpu()
     if len(score) == 0:
-        raise ValueError(f"{name} must have at least one score, got none: is the set of images empty?")
+        raise ValueError(
+            f"{name} must have at least one score, got none: is the set of images empty? Score at least one image"
+        )
     if bool(score.isnan().any()):
         raise ValueError(f"{name} must not hold NaN")
     return score

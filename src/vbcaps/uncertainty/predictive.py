@@ -16,6 +16,7 @@ from vbcaps.distributions import LN2PI, expected_log_pi
 from vbcaps.layers import Capsules, ClassCaps
 from vbcaps.routing import Posterior
 from vbcaps.routing.vb import VBRouting, expected_logdet
+from vbcaps.uncertainty.metrics import check_labels
 
 COOLEST, HOTTEST = 0.02, 50.0  # the range of temperatures
 GRID, ROUNDS = 33, 4  # each round searches a grid, and the next one between the neighbours of its best point
@@ -33,6 +34,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
         >>> round(fit_temperature(sure, torch.tensor([0, 0, 1, 0])), 2)  # softmax(3 / 2.73) has 3/4 for the answer
         2.73
     """
+    check_labels(labels)
     if logits.ndim != 2 or labels.shape != logits.shape[:1] or len(labels) == 0:
         raise ValueError(
             "a temperature is fitted to logits (n, classes) and labels (n,) of at least one image, got "
@@ -41,6 +43,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     z = logits.detach().double()
     if not bool(z.isfinite().all()):  # the logarithm of a probability that was rounded to 0 fits no temperature
         raise ValueError("logits must be finite, got NaN or infinity; give logits, or clamp probabilities above 0")
+    check_labels(labels, logits.shape[1])
     low, high = math.log(COOLEST), math.log(HOTTEST)
     for _ in range(ROUNDS):
         grid = torch.linspace(low, high, GRID, dtype=torch.float64).tolist()

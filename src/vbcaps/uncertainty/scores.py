@@ -30,7 +30,7 @@ the fewest, and its familiar images have the larger scores.
 Axes: n image, c class, l position, j capsule type, d pose entry, f feature.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -40,9 +40,11 @@ from vbcaps.inference import evaluating, exact_convolutions
 from vbcaps.layers import Capsules, without_autocast
 from vbcaps.models import CapsNet, ConvNet
 from vbcaps.routing import Mixture, Posterior
-from vbcaps.routing.vb import expected_logdet
+from vbcaps.routing.em import EMRouting
+from vbcaps.routing.vb import VBRouting, expected_logdet
 from vbcaps.routing.votes import in_fields
-from vbcaps.uncertainty.density import fit_density
+from vbcaps.uncertainty.density import Density, fit_density
+from vbcaps.uncertainty.metrics import check_labels
 from vbcaps.uncertainty.predictive import votes_of
 from vbcaps.vae import capsules_of
 
@@ -258,6 +260,7 @@ def fit_densities(
         >>> "density.class_caps.m" in scores(model, train.images[:4])
         True
     """
+    check_labels(labels, model.num_classes)
     names = list(features) or (["features"] if isinstance(model.net, ConvNet) else ["class_caps.m"])
     seen = look(model, images, batch_size=batch_size)
     if len(labels) != len(seen.logits):
@@ -267,6 +270,40 @@ def fit_densities(
         for name in names
     }
     model.densities.update(fitted)
+
+
+def feature_sizes(net: Any) -> dict[str, int]:
+    """Return how many numbers each of ``Look.features`` has, without a look at an image."""
+    if isinstance(net, ConvNet):
+        return dict(logits=net.num_classes, features=net.head.in_features)
+    caps, sizes = capsules_of(net), {}
+    assert caps is not None
+    for name in LAYERS:
+        layer = getattr(caps, name)
+        sizes[f"{name}.m"] = layer.out_caps * layer.pose_size**2
+        if isinstance(layer.routing, VBRouting):
+            sizes[f"{name}.kappa"] = layer.out_caps
+        if isinstance(layer.routing, VBRouting | EMRouting):
+            sizes[f"{name}.precision"] = sizes[f"{name}.m"]
+    return sizes | dict(logits=caps.class_caps.out_caps)
+
+
+def check_densities(net: Any, classes: int, densities: Mapping[str, Density]) -> None:
+    """Raise an error if densities are of features that the network does not have, or of another size."""
+    there = feature_sizes(net) if densities else {}
+    for name, density in densities.items():
+        unknown = [one for one in name.split("+") if one not in there]
+        if unknown:
+            what = f"this network has no features {', '.join(unknown)}; it has {', '.join(there)}"
+        else:
+            its, (of_classes, of_features) = sum(there[one] for one in name.split("+")), density.mean.shape
+            if (its, classes) == (of_features, of_classes):
+                continue
+            what = f"it is of {of_features} features and {of_classes} classes, and this network has {its} and {classes}"
+        raise ValueError(
+            f"the density of {name} belongs to another network: {what}; fit it again with "
+            "vbcaps.uncertainty.fit_densities"
+        )
 
 
 def joined(features: dict[str, Tensor], names: Sequence[str]) -> Tensor:

@@ -20,6 +20,7 @@ from vbcaps.models import Scores
 from vbcaps.training.files import RunError, write
 from vbcaps.training.recipe import Recipe
 from vbcaps.uncertainty.density import Density
+from vbcaps.uncertainty.scores import check_densities
 from vbcaps.vae import Network, Reconstruction
 from vbcaps.weights import decode, find
 from vbcaps.weights.file import Contents, pack_weights, read_weights
@@ -69,6 +70,7 @@ class Model(nn.Module):
         result: "Result | None" = None,
     ):
         super().__init__()
+        check_densities(net, len(classes), densities or {})
         self.net = net
         self.recipe, self.classes, self.view = recipe, tuple(classes), view
         self.about, self.densities, self.file, self.result = dict(about or {}), dict(densities or {}), file, result
