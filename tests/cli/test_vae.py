@@ -67,6 +67,8 @@ def test_eval_says_the_squared_error(run_folder):
             "entry must be a pose entry from 0 to 15, got 16",
         ),
         (("tweak", "image.npy", "--weights", "vae", "--values", "a,b"), "such as -0.5,0,0.5; got 'a,b'"),
+        (("tweak", "image.npy", "--weights", "vae", "--values", "0,nan"), "must be finite numbers"),
+        (("tweak", "image.npy", "--weights", "vae", "--values", "inf"), "such as -0.5,0,0.5; got 'inf'"),
         (("tweak", "images.npy", "--weights", "vae"), "one image, got 3: give them one by one"),
         (("tweak", "image.npy", "--weights", "vae", "--class", "tip"), "or a number from 0 to 2; got 'tip'"),
         (("sample", "--weights", "vae", "--source", "x"), "source must be one of ('class', 'prior'), got 'x'"),

@@ -57,6 +57,7 @@ def test_a_tweak_moves_one_entry_of_the_pose(model):
     with torch.no_grad():
         expected = model.net.decoder(code, torch.tensor([0])).clamp(0, 1)
     torch.testing.assert_close(frames[2:], expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(model.tweak(IMAGES[0], np.int64(5), np.array([-1.0, 0.0, 2.0]), label=np.int64(0)), frames)
 
 
 def test_samples_follow_their_seed(model):
@@ -65,6 +66,7 @@ def test_samples_follow_their_seed(model):
     assert not torch.equal(first, other)
     assert first.shape == (4, 1, 20, 20)
     assert torch.equal(first, model.sample(1, 4, seed=1))
+    assert torch.equal(first, model.sample(np.int64(1), 4, seed=1))
     torch.manual_seed(3)
     free = model.sample(1, 4, source="prior")
     torch.manual_seed(3)
@@ -78,6 +80,9 @@ def test_samples_follow_their_seed(model):
         (lambda m: m.tweak(IMAGES[0], 16, [0.0]), "entry must be a pose entry from 0 to 15, got 16"),
         (lambda m: m.tweak(IMAGES[0], True, [0.0]), "entry must be a pose entry from 0 to 15, got True"),
         (lambda m: m.tweak(IMAGES[0], 0, []), "values must be numbers that are added to the pose entry, got none"),
+        (lambda m: m.tweak(IMAGES[0], 0, [0.0, float("nan")]), "values must be finite numbers"),
+        (lambda m: m.tweak(IMAGES[0], 0, torch.tensor([float("inf")])), "added to the pose entry, got inf"),
+        (lambda m: m.sample(np.int64(3)), "or a number from 0 to 2; got"),
         (lambda m: m.sample("botom"), "or a number from 0 to 2; got 'botom'; did you mean 'bottom'?"),
         (lambda m: m.sample(3), "label must be one of top, middle, bottom, or a number from 0 to 2; got 3"),
         (lambda m: m.sample(0, 0), "count must be at least 1, got 0"),

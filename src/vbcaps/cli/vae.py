@@ -1,5 +1,6 @@
 """``vbcaps reconstruct``, ``tweak`` and ``sample``: what a Capsule-VAE does beside classifying."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -111,9 +112,12 @@ def vae(weights: Path | None, device: str) -> "Model":
 
 def numbers(words: str) -> list[float]:
     try:
-        return [float(word) for word in words.split(",")]
+        found = [float(word) for word in words.split(",")]
     except ValueError:
+        found = [math.nan]
+    if not all(map(math.isfinite, found)):
         raise typer.BadParameter(
-            f"values must be numbers with commas between them, such as -0.5,0,0.5; got {words!r}",
+            f"values must be finite numbers with commas between them, such as -0.5,0,0.5; got {words!r}",
             param_hint="--values",
-        ) from None
+        )
+    return found

@@ -3,7 +3,9 @@
 `Model` has these functions as methods. Axes: n image, k value, d pose entry.
 """
 
+import math
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,8 +33,8 @@ def class_number(model: "Model", label: int | str) -> int:
     """Return the number of a class that is given by its name or its number."""
     if isinstance(label, str) and label in model.classes:
         return model.classes.index(label)
-    if isinstance(label, int) and not isinstance(label, bool) and 0 <= label < model.num_classes:
-        return label
+    if isinstance(label, Integral) and not isinstance(label, bool) and 0 <= label < model.num_classes:
+        return int(label)
     hint = nearest(label, model.classes) if isinstance(label, str) else ""
     raise ValueError(
         f"label must be one of {', '.join(model.classes)}, or a number from 0 to {model.num_classes - 1}; "
@@ -42,9 +44,9 @@ def class_number(model: "Model", label: int | str) -> int:
 
 def checked_entry(vae: CapsVAE, entry: int) -> int:
     """Return the number of a pose entry; the error for any other number says which there are."""
-    if isinstance(entry, bool) or not isinstance(entry, int) or not 0 <= entry < vae.code_size:
+    if isinstance(entry, bool) or not isinstance(entry, Integral) or not 0 <= entry < vae.code_size:
         raise ValueError(f"entry must be a pose entry from 0 to {vae.code_size - 1}, got {entry!r}")
-    return entry
+    return int(entry)
 
 
 @torch.no_grad()
@@ -80,9 +82,11 @@ def tweak(model: "Model", image: Any, entry: int, values: Sequence[float] | Tens
     pixels, weight = model.read(image), next(vae.parameters())
     if len(pixels) != 1:
         raise ValueError(f"tweak moves the pose of one image, got {len(pixels)}: give them one by one")
-    checked_entry(vae, entry)
+    entry = checked_entry(vae, entry)
     if len(values) == 0:
         raise ValueError("values must be numbers that are added to the pose entry, got none")
+    if wrong := [value for value in map(float, values) if not math.isfinite(value)]:
+        raise ValueError(f"values must be finite numbers that are added to the pose entry, got {wrong[0]}")
     number = None if label is None else torch.tensor([class_number(model, label)], device=weight.device)
     with evaluating(model), exact_convolutions():
         x = model.view.test(pixels.to(weight.device)).to(weight.dtype)
