@@ -4,7 +4,6 @@ Axes: n image, c channel, y x pixel.
 """
 
 import base64
-import binascii
 import io
 import math
 import struct
@@ -26,6 +25,8 @@ MOST_BYTES = 8 * 2**20  # of an upload
 MOST_PIXELS = 4096 * 4096  # of a picture, before it is decoded
 LEAST_SIDE = 4
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+
+BROKEN = (OSError, SyntaxError, ValueError, EOFError, OverflowError, MemoryError, struct.error)  # what Pillow raises
 
 
 class Refused(ValueError):
@@ -136,7 +137,7 @@ def read_upload(content: bytes, side: int, channels: int) -> Tensor:
             raise Refused(
                 f"the picture is too large to be decoded: the explorer takes {MOST_PIXELS:,} pixels"
             ) from error
-        except (OSError, SyntaxError, ValueError, EOFError, struct.error, Warning, MemoryError, OverflowError) as error:
+        except (*BROKEN, Warning) as error:
             raise Refused("the picture is damaged or cut short: save it again") from error
 
 
@@ -182,7 +183,7 @@ def from_png(text: Any, side: int, channels: int) -> Tensor:
             array = np.array(picture)
     except Refused:
         raise
-    except (OSError, SyntaxError, ValueError, binascii.Error, EOFError, struct.error) as error:
+    except (*BROKEN, Image.DecompressionBombError) as error:
         raise Refused("pixels are no PNG in base64: the link is cut short; upload the picture again") from error
     image = torch.from_numpy(array)
     if channels == 2:

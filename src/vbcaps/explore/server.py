@@ -174,6 +174,7 @@ def listen(port: int | None) -> socket.socket:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             one.bind((HOST, wanted))
+            one.listen(128)  # whoever calls before the server runs waits
             return one
         except OSError as error:
             one.close()

@@ -1,0 +1,177 @@
+"""The explorer's server: who may ask, what is refused, and that it goes on after everything that it refuses."""
+
+import http.client
+import io
+import json
+import threading
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import uvicorn
+from PIL import Image
+from typer.testing import CliRunner
+
+import vbcaps
+from vbcaps.cli.main import app
+from vbcaps.explore.answers import Explorer
+from vbcaps.explore.networks import FIRST, Networks
+from vbcaps.explore.pictures import MOST_BYTES
+from vbcaps.explore.server import MOST_JSON, app_of, listen
+
+JSON = {"content-type": "application/json"}
+
+
+@contextmanager
+def serving(explorer):
+    """Serve in a thread; yield the port."""
+    with listen(None) as one:
+        server = uvicorn.Server(uvicorn.Config(app_of(explorer), log_level="error"))
+        thread = threading.Thread(target=server.run, kwargs=dict(sockets=[one]), daemon=True)
+        thread.start()
+        yield one.getsockname()[1]
+        server.should_exit = True
+        thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def port():
+    with serving(Explorer(Networks())) as port:
+        yield port
+
+
+def ask(port, path, body=None, headers=JSON, method=None, host=None):
+    """Return status, headers and body of an answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    every = dict(headers) if body is not None else {}
+    if host is not None:
+        every["host"] = host
+    connection.request(method or ("GET" if body is None else "POST"), path, body, every)
+    answer = connection.getresponse()
+    return answer.status, dict(answer.getheaders()), answer.read()
+
+
+def look(port, **changes):
+    sent = dict(model=FIRST, image=dict(sample=3), changes=changes)
+    return ask(port, "/api/look", json.dumps(sent))
+
+
+def test_the_page_and_its_files_are_served_from_the_package(port):
+    status, headers, content = ask(port, "/")
+    assert status == 200
+    assert headers["content-type"].startswith("text/html")
+    assert b"<script" in content
+    assert b"http://" not in content
+    assert b"https://" not in content
+    assert "script-src 'self'" in headers["content-security-policy"]
+    for name in ("nothing.js", "..%2fserver.py", "../server.py", "%2e%2e%2fanswers.py", "index.html%00"):
+        assert ask(port, f"/static/{name}")[0] == 404
+
+
+def test_an_answer_comes_through_whole(port):
+    status, _, content = look(port, rotate=30)
+    assert status == 200
+    found = json.loads(content)
+    assert sum(found["answer"]["probabilities"]) == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "10.0.0.7", "", "127.0.0.1.evil.example"])
+def test_other_names_of_the_host_are_refused(port, host):
+    assert ask(port, "/api/catalogue", host=host)[0] == 403
+
+
+def test_pages_of_other_sites_are_refused(port):
+    body = json.dumps(dict(model=FIRST, image=dict(sample=3)))
+    for origin in ("http://evil.example", "null", f"http://127.0.0.1:{port + 1}", "https://localhost"):
+        assert ask(port, "/api/look", body, JSON | {"origin": origin})[0] == 403
+    assert ask(port, "/api/look", body, JSON | {"origin": f"http://127.0.0.1:{port}"})[0] == 200
+    status, _, content = ask(port, "/api/look", body, {"content-type": "text/plain"})  # what a form could send
+    assert status == 415
+    assert "application/json" in json.loads(content)["error"]
+
+
+@pytest.mark.parametrize("body", ["", "{", "[1]", "null", "[" * 100_000, '{"model": 1e999}', '{"model": "\\ud800"}'])
+def test_what_is_no_request_is_refused_in_words(port, body):
+    status, _, content = ask(port, "/api/look", body)
+    assert status in (400, 404)
+    assert json.loads(content)["error"]
+    assert look(port)[0] == 200
+
+
+def test_bodies_are_limited(port):
+    big = json.dumps(dict(model=FIRST, image=dict(pixels="A" * MOST_JSON)))
+    assert ask(port, "/api/look", big)[0] == 413
+    try:
+        status, _, content = ask(port, f"/api/upload?model={FIRST}", bytes(MOST_BYTES + 2**20))
+        assert status == 413
+        assert "8 MB" in json.loads(content)["error"]
+    except (BrokenPipeError, ConnectionResetError):  # it stopped reading
+        pass
+    assert look(port)[0] == 200
+
+
+def test_an_upload_comes_back_as_pixels_that_can_be_looked_at(port):
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 60, 3), dtype=np.uint8)).save(file, "PNG")
+    status, _, content = ask(port, f"/api/upload?model={FIRST}", file.getvalue())
+    assert status == 200
+    sent = dict(model=FIRST, image=dict(pixels=json.loads(content)["pixels"]))
+    found = json.loads(ask(port, "/api/look", json.dumps(sent))[2])
+    want = vbcaps.load(FIRST).predict(Image.open(file))[0]
+    np.testing.assert_allclose(found["answer"]["probabilities"], want, rtol=1e-4, atol=1e-6)
+
+
+def test_a_bad_upload_is_refused_in_words(port):
+    for content in (b"", b"no picture"):
+        status, _, said = ask(port, f"/api/upload?model={FIRST}", content)
+        assert status == 400
+        assert json.loads(said)["error"]
+    assert ask(port, "/api/upload?model=../../secret", b"")[0] == 404
+    assert ask(port, "/api/upload", b"")[0] == 404
+    assert look(port)[0] == 200
+
+
+def test_other_methods_and_paths_are_refused(port):
+    assert ask(port, "/api/look")[0] == 405
+    assert ask(port, "/etc/passwd")[0] == 404
+
+
+def test_it_listens_on_loopback_alone():
+    with listen(None) as one:
+        assert one.getsockname()[0] == "127.0.0.1"
+        with pytest.raises(ValueError, match=r"port \d+ cannot be used .*--port"):
+            listen(one.getsockname()[1])
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def run(*words: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["explore", *map(str, words)], env={"COLUMNS": "200"})
+    return result.exit_code, " ".join(result.output.split())
+
+
+def test_a_network_that_is_not_there_ends_the_command():
+    code, said = run("fashoin", "--no-open")
+    assert code == 1
+    assert "fashion" in said
+
+
+def test_without_the_extra_the_command_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "uvicorn", None)
+    code, said = run("--no-open")
+    assert code == 1
+    assert "pip install 'vbcaps[explore]'" in said
+
+
+def test_the_command_serves_and_opens_the_page(monkeypatch):
+    from vbcaps.explore import server
+
+    opened, served = threading.Event(), []
+    monkeypatch.setattr(server.webbrowser, "open", lambda address: opened.set())
+    monkeypatch.setattr(server.uvicorn.Server, "run", lambda self, sockets: served.append(sockets) or opened.wait(10))
+    code, said = run()
+    assert code == 0, said
+    assert "http://127.0.0.1:" in said
+    assert served
+    assert opened.is_set()
