@@ -147,6 +147,18 @@ def test_densities_are_packed_under_names_with_dots_and_plus_signs(cloud):
     assert unpack_densities({}) == {}
 
 
+def test_a_file_has_one_half_of_a_matrix_or_from_earlier_versions_all(cloud):
+    x, y = cloud
+    density = fit_density(x, y, 3, tied=False)
+    packed = pack_densities({"m": density})
+    assert packed["m.whiten"].shape == (3, 4 * 5 // 2)
+    for f in (1, 2, 3, 500):  # the side is found from the number of entries
+        one = density._replace(whiten=torch.rand(1, f, f).tril())
+        assert torch.equal(unpack_densities(pack_densities({"m": one}))["m"].whiten, one.whiten)
+    earlier = unpack_densities(packed | {"m.whiten": density.whiten})["m"]
+    assert torch.equal(earlier.log_prob(x), density.log_prob(x))
+
+
 # --- in a model ------------------------------------------------------------------------------------------------------
 
 

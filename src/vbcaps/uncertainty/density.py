@@ -104,19 +104,41 @@ def _whiten(gap: Tensor, freedom: int) -> Tensor:
     diagonal = torch.diag_embed(covariance.diagonal())
     floor = SHRINK * covariance.diagonal().mean().clamp_min(1e-12)
     covariance = (1 - share) * covariance + share * diagonal + floor * torch.eye(f, dtype=gap.dtype, device=gap.device)
-    return torch.linalg.inv(torch.linalg.cholesky(covariance))
+    return torch.linalg.inv(torch.linalg.cholesky(covariance)).tril()
 
 
 def pack_densities(densities: Mapping[str, Density]) -> dict[str, Tensor]:
-    """Return the tensors of densities by name, as a weights file keeps them.
+    """Return the tensors of densities by name, as a weights file keeps them: of a triangular matrix the one half.
 
     >>> pack_densities({})
     {}
     """
-    return {f"{name}.{field}": x for name, density in densities.items() for field, x in density._asdict().items()}
+    return {
+        f"{name}.{field}": _lower(x) if field == "whiten" else x
+        for name, density in densities.items()
+        for field, x in density._asdict().items()
+    }
 
 
 def unpack_densities(tensors: Mapping[str, Tensor]) -> dict[str, Density]:
     """Return the densities whose tensors ``pack_densities`` named."""
     names = sorted({name.rpartition(".")[0] for name in tensors})
-    return {name: Density(*(tensors[f"{name}.{field}"] for field in Density._fields)) for name in names}
+    found = {name: Density(*(tensors[f"{name}.{field}"] for field in Density._fields)) for name in names}
+    return {name: density._replace(whiten=_square(density.whiten)) for name, density in found.items()}
+
+
+def _lower(whiten: Tensor) -> Tensor:
+    """Return the lower triangles of ``c f f`` as ``c f(f+1)/2``."""
+    row, column = torch.tril_indices(*whiten.shape[1:])
+    return whiten[:, row, column]
+
+
+def _square(whiten: Tensor) -> Tensor:
+    """Return the matrices ``c f f`` of lower triangles; those of files of earlier versions are square already."""
+    if whiten.ndim == 3:
+        return whiten
+    f = math.isqrt(2 * whiten.shape[1])  # f(f+1) lies between f^2 and (f+1)^2
+    row, column = torch.tril_indices(f, f)
+    square = whiten.new_zeros(len(whiten), f, f)
+    square[:, row, column] = whiten
+    return square
