@@ -30,7 +30,7 @@ INK, PALE = "#1a202c", "#cbd5e0"
 LIGHT = 0.05  # a vote that is lighter than this share of the heaviest may lie outside the axes
 LARGEST = 60.0  # area of the circle of the heaviest vote, in square points
 CIRCLE = np.linspace(0, 2 * np.pi, 100)
-TEXT: dict[str, Any] = dict(fontsize=8, color=INK, math_fontfamily="cm")
+TEXT: dict[str, Any] = dict(fontsize=8, color=INK, math_fontfamily="stix")
 
 
 def routing(
@@ -93,7 +93,7 @@ def routing(
     )  # fmt: skip
     legend.legend_handles[0].set_sizes([18.0])
     for text in legend.get_texts():
-        text.set_math_fontfamily("cm")
+        text.set_math_fontfamily("stix")
     return save(figure, path)
 
 
