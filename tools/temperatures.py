@@ -1,10 +1,12 @@
-"""Fit a temperature for each network in the package, and write it into the weights file and results/temperatures.csv.
+"""Fit or judge the temperature of each network in the package: rows of results/temperatures.csv.
 
 python tools/temperatures.py [NAME...] [--data-folder FOLDER] [--write]
 
-Most shipped networks have seen all training images; one that had a held-out share has its temperature from there, and
-is left alone unless it is named. For the others the temperature is fitted on one half of the test images and
-judged on the other, and the other way round; both rows are recorded. The weights file gets that of the first half.
+Most shipped networks have seen all training images. Their temperature is fitted on one half of the test images and
+judged on the other, and the other way round; both rows are recorded, and the weights file gets that of the first half.
+A network that had a held-out share keeps the temperature that training fitted there, which is judged on all test
+images. Of many test images 20,000 are looked at. `tools/densities.py` comes after a new temperature: the scores of
+familiar images, which it writes, depend on it.
 """
 
 import argparse
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import vbcaps
 from vbcaps.training.environment import commit
@@ -36,21 +39,22 @@ HEAD = (
 
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="networks; by default those that held nothing out")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="networks; by default all in the package")
     parser.add_argument("--data-folder", metavar="FOLDER", help="folder of the datasets")
     parser.add_argument("--write", action="store_true", help="write weights files and the table, not only print")
     arguments = parser.parse_args(words)
-    for name in arguments.names or [one for one in vbcaps.list_models() if not vbcaps.load(one).recipe.validation]:
+    for name in arguments.names or vbcaps.list_models():
         rows = judge(name, arguments.data_folder)
         for row in rows:
             print(*(f"{key}={row[key]}" for key in ("network", "judged_on", "temperature", "ece_before", "ece", "nll")))
         if arguments.write:
-            put_into(FOLDER / f"{name}.safetensors", float(str(rows[0]["temperature"])))
+            if not vbcaps.load(name).recipe.validation:
+                put_into(FOLDER / f"{name}.safetensors", float(str(rows[0]["temperature"])))
             record(TABLE, rows)
 
 
 def judge(name: str, data_folder: str | None) -> list[dict[str, object]]:
-    """Return a row for each half of the test images on which a temperature is fitted."""
+    """Return a row for each half of the test images on which a temperature is fitted, or one for that of the file."""
     model = vbcaps.load(name)
     data = prepare(model.recipe, data_folder, torch.device("cpu"))
     order = torch.randperm(len(data.test.labels), generator=torch.Generator().manual_seed(0))
@@ -63,10 +67,16 @@ def judge(name: str, data_folder: str | None) -> list[dict[str, object]]:
         raise ValueError(
             f"{name} has {error:.4f} on these test images, and {model.about['test_error']:.4f} was recorded"
         )
+    ways: list[tuple[str, str, Tensor, float]] = []  # fitted on, judged on, which images these are, temperature
+    if model.recipe.validation:
+        ways.append(("held-out images", "all test images", torch.ones_like(first), model.temperature))
+    else:
+        for half, fitted in (("first", first), ("second", ~first)):
+            t = round(fit_temperature(logits[fitted], test.labels[fitted]), 4)
+            ways.append((f"{half} half of the test images", "the other half", ~fitted, t))
     rows = []
-    for half, fitted, judged in (("first", first, ~first), ("second", ~first, first)):
+    for fitted_on, judged_on, judged, t in ways:
         z, y = logits[judged], test.labels[judged]
-        t = round(fit_temperature(logits[fitted], test.labels[fitted]), 4)
         before, after = z.softmax(1), (z / t).softmax(1)
         measured = dict(
             temperature=t, error=float((z.argmax(1) != y).double().mean()),
@@ -74,7 +84,7 @@ def judge(name: str, data_folder: str | None) -> list[dict[str, object]]:
             nll_before=nll(before, y), nll=nll(after, y), brier_before=brier(before, y), brier=brier(after, y),
         )  # fmt: skip
         rows.append(
-            dict(network=name, fitted_on=f"{half} half of the test images", judged_on="the other half", images=len(y))
+            dict(network=name, fitted_on=fitted_on, judged_on=judged_on, images=len(y))
             | {key: f"{value:.5g}" for key, value in measured.items()}
             | dict(source=data.source, commit=commit())
         )

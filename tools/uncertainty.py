@@ -1,11 +1,14 @@
 """Measure how far the uncertainty of trained networks can be trusted, and record it in results/uncertainty.csv.
 
+python tools/uncertainty.py --all runs/series/uncertainty [--data-folder FOLDER] [--device auto] [--write]
 python tools/uncertainty.py RUN... [--data-folder FOLDER] [--device auto] [--write]
 python tools/uncertainty.py --ensemble RUN RUN... [--data-folder FOLDER] [--device auto] [--write]
 
-A RUN is the folder of a finished run with a held-out share, such as `tools/series.py uncertainty` makes. For each one:
+--all measures every finished run in a folder, and every five that differ in their seeds alone as an ensemble. A RUN is
+the folder of a finished run with a held-out share, such as `tools/series.py uncertainty` makes. For each one:
 
-- calibration on test images, before and after the temperature of the weights file, and with the posterior's noise;
+- calibration on test images, before and after a temperature that is fitted on held-out images, at most 2,000 as of
+  each set, and with the posterior's noise;
 - errors: how well each score finds them;
 - strangers: how well each score tells test images from those of other datasets (``STRANGERS``);
 - novel viewpoints, where the recipe has one: from familiar ones;
@@ -25,6 +28,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +43,7 @@ from vbcaps.layers import ClassCaps
 from vbcaps.models import CapsNet
 from vbcaps.training.environment import commit
 from vbcaps.training.loop import pick_device, prepare
+from vbcaps.training.recipe import Recipe
 from vbcaps.training.runfolder import read_recipe
 from vbcaps.training.runlog import Data
 from vbcaps.uncertainty import (
@@ -76,6 +81,7 @@ STRANGERS = {
 }
 CHOICE = ("fashion-mnist", "cifar10")
 IMAGES, TRAIN, DAMAGED = 2000, 4000, 500  # images of each set, training images for densities, damaged images
+MEMBERS = 5  # of an ensemble
 DENSITIES = (
     "logits", "features", "class_caps.m", "class_caps.kappa", "class_caps.precision", "logits+class_caps.m",
     "class_caps.m+class_caps.kappa+class_caps.precision", "conv_caps1.m+conv_caps1.kappa+conv_caps1.precision",
@@ -93,13 +99,22 @@ Row = dict[str, Any]
 
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="the folder of a finished run")
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="the folder of a finished run")
+    parser.add_argument("--all", type=Path, metavar="FOLDER", help="measure all finished runs in it, and ensembles")
     parser.add_argument("--ensemble", action="store_true", help="measure the mean of all runs, not each of them")
     parser.add_argument("--data-folder", metavar="FOLDER", help="folder of the datasets")
     parser.add_argument("--device", default="auto", help="where the networks run")
     parser.add_argument("--write", action="store_true", help="write the tables, not only print")
     arguments = parser.parse_args(words)
+    if bool(arguments.runs) == bool(arguments.all):
+        parser.error("give the folders of finished runs, or --all and a folder of such folders")
+    if arguments.ensemble and len(arguments.runs) < 2:
+        parser.error("an --ensemble has at least two RUNs, and --all finds its own")
+    if unfinished := [str(run) for run in arguments.runs if not (run / "result.json").is_file()]:
+        parser.error(f"{', '.join(unfinished)}: not the folder of a finished run, which has a result.json")
     groups = [arguments.runs] if arguments.ensemble else [[run] for run in arguments.runs]
+    if arguments.all and not (groups := in_folder(arguments.all)):
+        parser.error(f"{arguments.all} has no folder of a finished run")
     for runs in groups:
         recipes = [read_recipe(run) for run in runs]
         seeds = "+".join(str(recipe.seed) for recipe in recipes)
@@ -123,6 +138,18 @@ def main(words: list[str] | None = None) -> None:
             for row in rows:
                 if row["measure"] in ("auroc", "ece", "error", "nll"):
                     print(*row.values())
+
+
+def in_folder(folder: Path) -> list[list[Path]]:
+    """Return each finished run in a folder alone, then those of each ensemble that is complete."""
+    runs = sorted(path.parent for path in folder.glob("*/result.json"))
+    alike: dict[Recipe, dict[int, Path]] = {}
+    for run in runs:
+        recipe = read_recipe(run)
+        alike.setdefault(replace(recipe, seed=0, save_seconds=0.0), {})[recipe.seed] = run
+    return [[run] for run in runs] + [
+        [run for _, run in sorted(seeds.items())] for seeds in alike.values() if len(seeds) == MEMBERS
+    ]
 
 
 # --- the images ------------------------------------------------------------------------------------------------------
@@ -258,7 +285,7 @@ def evidence(model: Model, seen: Look) -> list[Row]:
         return []
     answer = seen.logits.argmax(1)
     votes = seen.features["class_caps.kappa"]
-    agree = seen.features["class_caps.precision"].unflatten(1, (model.num_classes, -1)).sum(2)  # of ln E[lambda]
+    agree = seen.features["class_caps.precision"].unflatten(1, (model.num_classes, -1)).sum(2)  # ln|E[Lambda_j]|
     return [
         row("evidence", "", "", f"answer_has_most_{what}", float((of.argmax(1) == answer).double().mean()))
         for what, of in (("votes", votes), ("agreement", agree))

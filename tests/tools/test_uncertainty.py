@@ -79,6 +79,32 @@ def test_an_ensemble_is_measured_by_the_mean_of_its_members(runs, tables):
     assert {row["score"] for row in rows if row["test"] == "strangers"} == {"max_softmax", "entropy", "disagreement"}
 
 
+def test_one_command_measures_every_run_of_a_folder_and_each_ensemble_that_is_complete(runs, tables, monkeypatch):
+    (runs / "unfinished").mkdir(exist_ok=True)
+    monkeypatch.setattr(uncertainty, "MEMBERS", 2)
+    uncertainty.main(["--all", str(runs), "--write"])
+    rows = read(tables / "uncertainty.csv")
+    assert {row["seeds"] for row in rows} == {"0", "1", "2", "0+1"}  # the CNN is alone
+    assert uncertainty.in_folder(runs)[-1] == [runs / "s0", runs / "s1"]
+    monkeypatch.setattr(uncertainty, "MEMBERS", 5)
+    assert uncertainty.in_folder(runs) == [[runs / "s0"], [runs / "s1"], [runs / "s2"]]
+
+
+def test_what_is_no_finished_run_is_named(runs, tables, tmp_path, capsys):
+    file = runs / "s0" / "best.safetensors"
+    for words, message in (
+        ([file], f"{file}: not the folder of a finished run, which has a result.json"),
+        ([runs / "s0", runs / "s9"], f"{runs / 's9'}: not the folder of a finished run"),
+        ([], "give the folders of finished runs, or --all and a folder"),
+        (["--all", runs, runs / "s0"], "give the folders of finished runs, or --all and a folder"),
+        (["--all", tmp_path], f"{tmp_path} has no folder of a finished run"),
+        (["--ensemble", runs / "s0"], "an --ensemble has at least two RUNs"),
+    ):
+        with pytest.raises(SystemExit):
+            uncertainty.main([str(word) for word in words])
+        assert message in capsys.readouterr().err
+
+
 def test_a_run_without_a_held_out_share_is_refused(tmp_path, tables, capsys):
     with tiny.in_place_of_data():
         fit(tiny.recipe(epochs=1, warmup=0.0), tmp_path / "run", device="cpu")
@@ -101,6 +127,27 @@ def test_a_temperature_goes_into_the_header_and_leaves_the_bits_of_the_weights(r
         torch.equal(a, b) for a, b in zip(before.state_dict().values(), after.state_dict().values(), strict=True)
     )
     assert after.about["test_error"] == before.about["test_error"]
+
+
+def test_a_temperature_of_held_out_images_is_judged_on_all_test_images_and_stays(runs, tmp_path, monkeypatch):
+    from vbcaps import load
+    from vbcaps.uncertainty import ece, look
+
+    path = tmp_path / "w.safetensors"
+    path.write_bytes((runs / "s0" / "best.safetensors").read_bytes())
+    model, before = load(path), path.read_bytes()
+    monkeypatch.setattr(temperatures, "FOLDER", tmp_path)
+    monkeypatch.setattr(temperatures, "TABLE", tmp_path / "t.csv")
+    monkeypatch.setattr(temperatures.vbcaps, "load", lambda _: load(path))
+    with tiny.in_place_of_data():
+        temperatures.main(["w", "--write"])
+    (row,) = read(tmp_path / "t.csv")
+    test = tiny.dataset().test
+    p = (look(model, test.images).logits / model.temperature).softmax(1)
+    assert (row["fitted_on"], row["judged_on"], row["images"]) == ("held-out images", "all test images", "30")
+    assert float(row["temperature"]) == pytest.approx(model.temperature, rel=1e-4)
+    assert float(row["ece"]) == pytest.approx(ece(p, test.labels), rel=1e-3)
+    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize(("run", "name"), [("s0", "density.class_caps.kappa"), ("s2", "density.features")])
