@@ -145,6 +145,12 @@ def readout(arguments: argparse.Namespace, about: dict[str, Any]) -> None:
     """Write R^2 of linear readouts of viewpoint and light from codes and from the CNN's features."""
     model, cnn = vbcaps.load(arguments.weights), vbcaps.load(arguments.cnn)
     vae_of(model)
+    for one in (model, cnn):
+        if one.recipe.data is not None or one.recipe.dataset != "smallnorb":
+            raise SystemExit(
+                "vae: readout needs a Capsule-VAE and a CNN of smallNORB, whose images have a viewpoint; "
+                f"{one.name} is of {one.recipe.data or one.recipe.dataset}"
+            )
     if not isinstance(cnn.net, ConvNet):
         raise SystemExit(f"vae: --cnn must be a CNN, got {cnn.recipe.network!r}")
     data = prepare(dataclasses.replace(model.recipe, validation=0.0), arguments.data_folder, torch.device("cpu"))
@@ -165,7 +171,7 @@ def picture(arguments: argparse.Namespace, about: dict[str, Any]) -> None:
     model = vbcaps.load(arguments.weights)
     test = prepare(model.recipe, arguments.data_folder, torch.device("cpu")).test
     first = [int((test.labels == j).nonzero()[0]) for j in range(model.num_classes)]
-    print(overview(model, test.images[first], arguments.picture))
+    print(overview(model, test.images[first], arguments.picture, labels=range(model.num_classes)))
 
 
 def by_class(split: Split) -> list[tuple[int, Split]]:

@@ -39,6 +39,12 @@ def test_a_readout_that_is_linear_is_found_whole_and_noise_is_not():
     assert found["light"] < 0.5
 
 
+@pytest.mark.parametrize("words", [("vae_mnist", "fashion_cnn_laptop"), ("vae_fashion", "smallnorb")])
+def test_a_readout_needs_networks_of_smallnorb(words, capsys):
+    with pytest.raises(SystemExit, match=rf"of smallNORB, whose images have a viewpoint; {words[0]} is of"):
+        tool.main(["readout", words[0], "--cnn", words[1]])
+
+
 def test_rows_are_added_under_one_heading(tmp_path):
     for k in range(2):
         tool.append(tmp_path / "a.csv", dict(one=k, two=2 * k))
