@@ -139,7 +139,16 @@ def sources(group: Group) -> list[str]:
 def notes(group: Group) -> list[str]:
     unmatched = sum(run.result is not None and run.result["matched"] is False for run in group)
     found = [f"{unmatched} of {len(group)} did not reach the error to match"] if unmatched else []
+    pixels = [test["reconstruction"] for test in evaluations(group) if test.get("reconstruction") is not None]
+    if pixels:
+        found.append(f"squared error {of_pixels(pixels)} a pixel")
     return found + [f"data: {source}" for source in sources(group)]
+
+
+def of_pixels(values: Sequence[float]) -> str:
+    """Return the mean squared error of a Capsule-VAE's reconstructions, with its standard deviation over runs."""
+    tail = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.4f}{tail}"
 
 
 def training(group: Group) -> str:

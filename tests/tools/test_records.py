@@ -334,6 +334,16 @@ def test_one_run_has_the_interval_of_its_images(house):
     assert cells[5] == "10.0 min, x86_64, 8 threads"
 
 
+def test_the_squared_error_of_a_capsule_vae_stands_beside_its_interval(house):
+    for seed, squared in enumerate((0.0100, 0.0104)):
+        test = evaluation(0.011) | dict(reconstruction=squared)
+        note(house, f"v/seed{seed}", replace(recipe("vae_mnist_laptop"), seed=seed), 0.011, test=test)
+    note(house, "c", recipe("fashion_laptop"), 0.1, test=evaluation(0.1) | dict(reconstruction=None), seconds=9.0)
+    rows = made(house)[2]
+    assert rows["[vae_mnist_laptop](v)"][2].endswith("; squared error 0.0102 ± 0.0003 a pixel")
+    assert "squared" not in rows["[fashion_laptop](c)"][2]
+
+
 def test_a_note_stands_by_the_time_of_training(house):
     beside = H200 | dict(note="beside 3 other runs")
     note(house, "a", recipe("fashion_em"), 0.06, environment=beside)
