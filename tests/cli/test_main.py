@@ -760,7 +760,9 @@ def test_a_network_that_knows_its_images_by_heart_is_told_of():
     assert "far below the test error" in report.by_heart(result)
 
 
-@pytest.mark.parametrize("words", ["", "train", "eval", "predict", "routing", "uncertainty", "recipes", "data", "data list"])
+@pytest.mark.parametrize(
+    "words", ["", "train", "eval", "predict", "routing", "uncertainty", "recipes", "data", "data list"]
+)
 @pytest.mark.parametrize("width", [50, 60, 80, 120])
 def test_help_names_every_flag_whole_and_no_type_of_a_switch(words, width):
     result = CliRunner().invoke(app, [*words.split(), "--help"], env={"COLUMNS": str(width)})
