@@ -128,7 +128,8 @@ def _left(figure: Any, model: "Model", trace: NetworkTrace, pixels: torch.Tensor
     image, pose = figure.subplots(2, 1, height_ratios=[1, 1.15])
     image.imshow(picture_of(seen_by(model, pixels)), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     image.axis("off")
-    image.set_title("image" if truth is None else f"image: {truth}", **TEXT, parse_math=False)
+    title = "image" if truth is None else textwrap.fill(f"image: {truth}", 24)
+    image.set_title(title, **TEXT, parse_math=False)
     _pose(pose, trace, j)
 
 
