@@ -6,10 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from vbcaps import load
+from vbcaps.data import load_dataset
+from vbcaps.uncertainty import auroc, scores
+
 ROOT = Path(__file__).parents[1]
 PAGES = (
     "README.md", "docs/library.md", "docs/training.md", "docs/speed.md", "docs/choices.md", "docs/analyses.md",
-    "docs/vae.md", "CONTRIBUTING.md",
+    "docs/vae.md", "docs/uncertainty.md", "CONTRIBUTING.md",
 )  # fmt: skip
 NEEDS = (".cuda()", "fit(", "runs/")  # a GPU, minutes, a run
 
@@ -42,6 +46,27 @@ def test_the_page_of_the_vae_does_what_it_says():
     shapes = {name: tuple(names[name].shape) for name in ("again", "frames", "sevens", "codes", "answers")}
     image = (1, 28, 28)
     assert shapes == dict(again=(4, *image), frames=(3, *image), sevens=(10, *image), codes=(4, 16), answers=(4, 10))
+
+
+def test_the_page_of_uncertainty_does_what_it_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data = load_dataset("sample")
+    test, train = data.test.take(torch.arange(200)), data.train.take(torch.arange(500))
+    names = dict(
+        images=test.images, labels=test.labels, training_images=train.images, training_labels=train.labels,
+        test_images=test.images, strangers=torch.randint(0, 256, (50, 28, 28), dtype=torch.uint8),
+    )  # fmt: skip
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/uncertainty.md").read_text(), re.DOTALL)
+    exec(block, names)
+    assert names["probabilities"].sum(1).tolist() == pytest.approx([1.0] * 200)
+    assert names["found"]["density.class_caps.kappa"].shape == (200,)
+    elbo = [scores(names["model"], names[some])["elbo"] for some in ("test_images", "strangers")]
+    assert auroc(*elbo) > 0.9  # the page's network is one in which the ELBO tells
+    assert not load("mine.safetensors").densities["class_caps.kappa"].tied
+
+
+def test_no_page_is_left_out():
+    assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")} <= set(PAGES)
 
 
 @pytest.mark.parametrize("page", PAGES)

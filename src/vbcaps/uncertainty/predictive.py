@@ -1,8 +1,8 @@
 r"""Probabilities of classes: a temperature for the logits, and two ways to carry the posterior's uncertainty into them.
 
 The default everywhere is the softmax of the logits over a temperature T, fitted on images that the network was not
-trained on. The posterior's noise in the logits is small beside what T corrects, and costs more passes over the classes:
-docs/uncertainty.md has the comparison.
+trained on. In networks that are trained in the usual way the posterior's noise in the logits is large and says little
+about the image, so that probabilities with it are mostly worse: docs/uncertainty.md has the comparison.
 
 Axes: n image, c class (a parent type j of the class layer), s sample.
 """
