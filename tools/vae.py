@@ -1,6 +1,6 @@
 """What does a Capsule-VAE know? Rows for results/vae_*.csv, of which tables.py and docs/vae.md quote.
 
-python tools/vae.py eta [--etas 0 0.001 0.02 0.1 0.3] [--seeds 3] [--epochs 8] [--base vae_mnist_laptop]
+python tools/vae.py eta [--etas 0 0.001 0.02 0.1 0.3] [--seeds 3] [--epochs 1] [--base vae_mnist_laptop]
 python tools/vae.py samples WEIGHTS --reader CNN [--count 1000]
 python tools/vae.py entries WEIGHTS
 python tools/vae.py code WEIGHTS
@@ -52,7 +52,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--base", default="vae_mnist_laptop", help="eta: the recipe")
     parser.add_argument("--etas", type=float, nargs="+", default=[0, 0.001, 0.02, 0.1, 0.3])
     parser.add_argument("--seeds", type=int, default=3, help="eta: train this many seeds")
-    parser.add_argument("--epochs", type=int, default=8, help="eta: epochs of each training")
+    parser.add_argument("--epochs", type=int, default=1, help="eta: epochs of each training")
     parser.add_argument("--reader", help="samples: the network that reads them")
     parser.add_argument("--count", type=int, default=1000, help="samples: of each class")
     parser.add_argument("--images", type=int, default=20, help="entries: test images of each class")
