@@ -64,12 +64,19 @@ def priors(results: Path) -> None:
 
 def iterations(results: Path) -> None:
     """Errors 0.1, 0.2 for 1, 2 iterations of VB, 0.01 more for EM; times 10, 20 ms and 1 ms more."""
-    rows = [["routing", "iters", "ms", "low", "high", "batch"]]
     for k, routing in enumerate(("vb", "em")):
         for iters in (1, 2):
             name = "fashion_laptop" if routing == "vb" else "fashion_em_laptop"
             error = iters / 10 + k / 100
             record(results / f"series/iterations/{routing}{iters}", name, iters=iters, epochs=1, test=error)
+    step_times(results, 2)
+
+
+def step_times(results: Path, most: int) -> None:
+    """Times for 1 iteration to the most."""
+    rows: list[list[object]] = [["routing", "iters", "ms", "low", "high", "batch"]]
+    for k, routing in enumerate(("vb", "em")):
+        for iters in range(1, most + 1):
             rows.append([routing, iters, 10 * iters + k, 10 * iters + k - 0.5, 10 * iters + k + 0.5, 64])
     with open(results / "step_times.csv", "w", newline="") as file:
         csv.writer(file).writerows(rows)

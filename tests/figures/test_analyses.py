@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import made_up
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -47,27 +48,31 @@ def texts(axes) -> list[str]:
 def test_curves_are_means_over_seeds_with_a_band_of_all(results, figures):
     made_up.curves(results)
     routings.curves(results, Path("out"))
-    axes = figures["curves"].axes[0]
+    axes, beside, other, *_ = figures["curves"].axes
     assert lines(axes) == {"VB": {1: 50, 2: 25}, "EM": {1: 50, 2: 40}}
-    assert axes.get_title(loc="left") == "smallNORB, small"
-    assert axes.get_ylabel() == "validation error (%)"
+    assert axes.get_title(loc="left") == "smallNORB"
+    assert axes.get_ylabel() == "small networks\nvalidation error (%, log)"
+    tests = [sorted(line.get_ydata()) for line in beside.lines]
+    assert tests == [pytest.approx([19, 21]), pytest.approx([35])]
+    assert len(set(beside.lines[0].get_xdata())) == 2  # no seed hides another
+    assert (axes.get_yscale(), axes.get_ylim()) == ("log", beside.get_ylim())
+    assert axes.get_ylim()[0] < 19 < 60 < axes.get_ylim()[1]
     band = axes.collections[0].get_paths()[0].vertices
     assert {tuple(v) for v in band.round(6)} >= {(1, 40), (1, 60), (2, 20), (2, 30)}
     assert "seeds: VB 2, EM 1" in texts(axes)
-    assert "Fashion-MNIST: not run yet" in texts(figures["curves"].axes[1])
+    assert "Fashion-MNIST:\nnot run yet" in texts(other)
 
 
 def test_without_a_held_out_share_training_errors_and_tests_are_shown(results, figures):
     for name, test in (("svhn_fast", 0.03), ("svhn_em_fast", 0.05)):
         made_up.record(results / name, name, training=(0.5, 0.1), test=test)
     routings.curves(results, Path("out"))
-    axes = next(axes for axes in figures["curves"].axes if axes.lines)
-    found = lines(axes)
-    assert found["VB"] == {1: 50, 2: 10}
-    assert list(found["test error at the end, VB"].values()) == [3]
-    assert list(found["test error at the end, EM"].values()) == [5]
-    assert axes.get_title(loc="left") == "SVHN, full size"
-    assert axes.get_ylabel() == "training error (%)"
+    k, axes = next((k, axes) for k, axes in enumerate(figures["curves"].axes) if axes.lines)
+    assert lines(axes)["VB"] == {1: 50, 2: 10}
+    beside = figures["curves"].axes[k + 1]
+    assert [list(line.get_ydata()) for line in beside.lines] == [[3], [5]]
+    assert axes.get_title(loc="left") == "SVHN"
+    assert axes.get_ylabel() == "full size\ntraining error (%, log)"
 
 
 def test_runs_with_other_hyperparameters_are_not_compared(results):
@@ -90,8 +95,8 @@ def test_a_laptop_and_a_gpu_have_a_row_each(results, figures):
     for name in ("smallnorb_fast", "smallnorb_em_fast"):
         made_up.record(results / name, name, test=0.02)
     routings.curves(results, Path("out"))
-    titles = [axes.get_title(loc="left") for axes in figures["curves"].axes if axes.lines]
-    assert titles == ["smallNORB, small", "smallNORB, full size"]
+    labels = [axes.get_ylabel() for axes in figures["curves"].axes if axes.get_ylabel()]
+    assert labels == ["small networks\nvalidation error (%, log)", "full size\ntraining error (%, log)"]
 
 
 # --- priors ----------------------------------------------------------------------------------------------------------
@@ -101,15 +106,18 @@ def test_a_cell_is_the_mean_of_its_runs(results, figures):
     made_up.priors(results)
     priors.priors(results, Path("out"))
     heat, beside = figures["priors"].axes
-    assert sorted(texts(heat)) == ["\n1 failed", "11.00", "12.00", "14.00\n± 1.41", *["not run"] * 12]
+    assert sorted(texts(heat)) == ["\n1 failed", "11.00", "12.00", "14.00", "14.00\n± 1.41", *["not run"] * 12]
     where = {text.get_text(): text.get_position() for text in heat.texts}
     assert where["12.00"] == (2, 1)  # psi0 = 1, alpha0 = 0.1
+    assert where["14.00"] == (2, 4)  # learned, psi0 = 1
     assert [label.get_text() for label in heat.get_xticklabels()] == ["0.01", "0.1", "1", "10"]
-    assert "1 epoch, small networks" in heat.get_title(loc="left")
-    points = [list(line.get_ydata()) for line in beside.lines]
-    assert points[0] == pytest.approx([13, 15])
-    assert points[2] == pytest.approx([14])
-    assert [label.get_text() for label in beside.get_xticklabels()] == ["fixed at 1\n14.00 ± 1.41", "learned\n14.00"]
+    assert [label.get_text() for label in heat.get_yticklabels()] == ["0.01", "0.1", "1", "10", "learned"]
+    assert "small networks, 1 epoch, up to 2 seeds" in heat.get_title(loc="left")
+    drawn = {line.get_label(): list(line.get_ydata()) for line in beside.lines}
+    assert drawn["0.1"] == pytest.approx([np.nan, 11, 12, np.nan], nan_ok=True)
+    assert drawn["1"] == pytest.approx([np.nan, np.nan, 14, np.nan], nan_ok=True)  # a gap where a run failed
+    assert drawn["learned"] == pytest.approx([np.nan, np.nan, 14, np.nan], nan_ok=True)
+    assert any(list(line.get_ydata()) == pytest.approx([13, 15]) for line in beside.lines)
 
 
 def test_settings_with_other_fields_are_not_in_the_map(results):
@@ -137,6 +145,10 @@ def test_error_and_time_by_iterations(results, figures):
     assert lines(error) == {"VB": pytest.approx({1: 10, 2: 20}), "EM": pytest.approx({1: 11, 2: 21})}
     assert lines(time) == {"VB": {1: 10, 2: 20}, "EM": {1: 11, 2: 21}}
     assert "64 images" in time.get_title(loc="left")
+    assert "not run: VB 3 4, EM 3 4" not in texts(error)
+    made_up.step_times(results, 4)
+    routings.iterations(results, Path("out"))
+    assert "not run: VB 3 4, EM 3 4" in texts(figures["iterations"].axes[0])
 
 
 def test_each_learning_rate_has_a_panel_the_highest_first(results, figures):
@@ -149,7 +161,9 @@ def test_each_learning_rate_has_a_panel_the_highest_first(results, figures):
     assert len(titles) == 3
     assert titles[0].endswith("rate 0.1")
     assert titles[1].endswith("rate 0.008")
-    assert figures["iterations"].axes[0].get_yscale() == "log"  # 10% and 90% in one figure
+    left = figures["iterations"].axes[:2]
+    assert {(axes.get_yscale(), axes.get_ylabel()) for axes in left} == {("log", "test error (%, log)")}  # 10% and 90%
+    assert left[0].get_ylim() == left[1].get_ylim()
 
 
 @pytest.mark.parametrize("missing", ["runs", "times"])
@@ -177,6 +191,13 @@ def test_votes_have_a_row_for_each_iteration_and_a_ridge_for_each_epoch(results,
     medians = [line.get_xdata()[0] for line in grid[1].lines if line.get_marker() == "|"]
     assert sorted(medians) == [1, 2]
     assert "8 car images" in figures["votes-car"].get_suptitle()
+    limits = {axes.get_xlim() for axes in grid}
+    assert len(limits) == 1  # distances are compared over rows, too
+    every = np.load(results / "series/votes/one/votes.npz")["distances"][:, 1]
+    beyond = round(100 * float((every > limits.pop()[1]).mean()))
+    assert f"{beyond}% of all distances lie beyond" in figures["votes-car"].get_suptitle()
+    tops = [patch.get_data().values for patch in grid[1].patches]
+    assert [int(values.max()) for values in tops] == [0, 0, 1, 1]  # no ridge reaches another
 
 
 def test_of_many_epochs_some_are_shown_the_first_and_the_last_among_them():

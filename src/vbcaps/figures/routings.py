@@ -33,7 +33,8 @@ STYLES: dict[str, dict[str, Any]] = dict(
     vb=dict(color=BLUE, linestyle="-", marker="o"), em=dict(color=ORANGE, linestyle="--", marker="s")
 )
 Pair = dict[str, list[Record]]  # the runs of VB and of EM with the same settings
-WHAT = {"validation_error": "validation error (%)", "train_error": "training error (%)"}
+WHAT = {"validation_error": "validation error (%, log)", "train_error": "training error (%, log)"}
+SIZES = {"laptop": "small networks", "full": "full size"}
 
 
 # --- by epoch --------------------------------------------------------------------------------------------------------
@@ -43,26 +44,26 @@ def curves(results: Path, out: Path) -> list[Path]:
     """Draw the error of VB and EM by epoch on the four datasets: a row for laptop recipes, one for those of GPUs.
 
     The line is the mean over seeds, the band goes from the least to the greatest. Where the runs held no images out,
-    the row shows the error on their training images, which are changed at random, and the test error at the end.
+    the row shows the error on their training images, which are changed at random. Beside each panel stand the test
+    errors at the end, on the same logarithmic axis, a marker for each seed.
     """
     pairs = pairs_by_dataset(read_records(results))
-    scales = [one for one in ("laptop", "full") if any(where == one for where, _ in pairs)]
-    figure = new_figure(12.0, 0.4 + 2.75 * len(scales))
-    grid = figure.subplots(len(scales), len(DATASETS), squeeze=False)
+    scales = [one for one in SIZES if any(where == one for where, _ in pairs)]
+    figure = new_figure(12.5, 0.6 + 3.0 * len(scales))
+    grid = figure.subplots(len(scales), 2 * len(DATASETS), squeeze=False, width_ratios=[5, 1] * len(DATASETS))
     for row, size in zip(grid, scales, strict=True):
-        for axes, (dataset, name) in zip(row, DATASETS.items(), strict=True):
+        for axes, beside, (dataset, name) in zip(row[::2], row[1::2], DATASETS.items(), strict=True):
             pair = pairs.get((size, dataset))
             if pair is None:
                 axes.axis("off")
-                axes.text(0.5, 0.5, f"{name}: not run yet", ha="center", color=GREY, transform=axes.transAxes)
+                beside.axis("off")
+                axes.text(0.5, 0.5, f"{name}:\nnot run yet", ha="center", color=GREY, transform=axes.transAxes)
                 continue
-            _panel(axes, pair, f"{name}, {'small' if size == 'laptop' else 'full size'}")
-            if axes is not row[0] and axes.get_ylabel() == row[0].get_ylabel():
-                axes.set_ylabel("")
-    first = next(axes for axes in grid.flat if axes.lines)
-    handles = [line for line in first.lines if line.get_label() in NAMES.values()]
-    handles += [line for axes in grid.flat for line in axes.lines if str(line.get_label()).startswith("test")][:2]
-    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), frameon=False, fontsize=10)
+            column = _panel(axes, beside, pair)
+            first = not any(one.get_ylabel() for one in row)
+            label_axes(axes, name, "epoch", f"{SIZES[size]}\n{WHAT[column]}" if first else "")
+    drawn = next(axes for axes in grid.flat if axes.lines)
+    figure.legend(handles=drawn.lines[:2], loc="outside upper center", ncols=2, frameon=False, fontsize=10)
     return [save(figure, out / "curves.png")]
 
 
@@ -104,35 +105,36 @@ def rank(pair: Pair, records: Sequence[Record]) -> tuple[int, int, int]:
     return today, pair["vb"][0].recipe.epochs, records.index(pair["vb"][-1])
 
 
-def _panel(axes: "Axes", pair: Pair, title: str) -> None:
+def _panel(axes: "Axes", beside: "Axes", pair: Pair) -> str:
+    """Draw the errors by epoch, and beside them those of the test; return the column of ``metrics.csv``."""
     held_out = all(record.curve("validation_error") for some in pair.values() for record in some)
     column = "validation_error" if held_out else "train_error"
-    longest = 0
-    for routing in NAMES:
+    for k, routing in enumerate(NAMES):
         band = spread_by_key([record.curve(column) for record in pair[routing]])
         draw_band(axes, band, routing, marks=len(band) <= 20)
-        longest = max(longest, *band)
-    label_axes(axes, title, "epoch", WHAT[column])
+        errors = errors_of(pair[routing])
+        style = STYLES[routing] | dict(linestyle="none", ms=4.5, mfc="none", mew=1.2)
+        beside.plot([k + 0.1 * (n - (len(errors) - 1) / 2) for n in range(len(errors))], errors, **style)
     axes.locator_params(axis="x", integer=True)
-    if column == "train_error":
-        _tests(axes, pair, longest)
+    limits = [*axes.get_ylim(), *(beside.get_ylim() if beside.lines else ())]
+    for one in (axes, beside):
+        one.set_ylim(0.95 * max(min(limits), 0.01), 1.05 * max(limits))
+        _logarithmic(one)
+        one.grid(color="#e2e8f0", lw=0.8)
+    beside.set_title("test", fontsize=9, color=GREY)
+    beside.set_xticks(range(len(NAMES)), list(NAMES.values()), fontsize=8)
+    beside.set_xlim(-0.6, len(NAMES) - 0.4)
+    beside.tick_params(axis="y", length=0, labelleft=False)
+    beside.spines[["top", "right", "left"]].set_visible(False)
+    beside.set_axisbelow(True)
     _say_seeds(axes, pair, 0.95)
+    return column
 
 
 def _say_seeds(axes: "Axes", pair: Pair, y: float) -> None:
     counts = {routing: len({record.recipe.seed for record in pair[routing]}) for routing in NAMES}
     seeds = ", ".join(f"{NAMES[routing]} {count}" for routing, count in counts.items())
     axes.text(0.97, y, f"seeds: {seeds}", ha="right", va="center", fontsize=8, color=GREY, transform=axes.transAxes)
-
-
-def _tests(axes: "Axes", pair: Pair, epoch: int) -> None:
-    """Draw the test errors at the right edge, and use a logarithmic scale, on which the end of training is seen."""
-    for k, routing in enumerate(NAMES):
-        errors = errors_of(pair[routing])
-        style = STYLES[routing] | dict(linestyle="none", ms=5, markeredgecolor="white", mew=0.6, zorder=5)
-        label = f"test error at the end, {NAMES[routing]}"
-        axes.plot([epoch * (1.04 + 0.05 * k)] * len(errors), errors, label=label, **style)
-    _logarithmic(axes)
 
 
 def _logarithmic(axes: "Axes") -> None:
@@ -150,34 +152,57 @@ def _logarithmic(axes: "Axes") -> None:
 def iterations(results: Path, out: Path) -> list[Path]:
     """Draw the test error and the time of a training step for 1 to 5 routing iterations, VB and EM.
 
-    Where several settings were compared, as two learning rates, each has a panel of errors.
+    Where several settings were compared, as two learning rates, each has a panel of errors. An error's band goes from
+    the lowest seed to the highest, one of times over the middle four fifths of the steps.
     """
     compared, times = pairs_by_iterations(read_records(results)), step_times(results)
-    figure = new_figure(4.2 * (len(compared) + 1), 3.4)
+    figure = new_figure(4.0 * (len(compared) + 1), 4.0)
     *left, right = figure.subplots(1, len(compared) + 1)
     for axes, pair in zip(left, compared, strict=True):
-        recipe = pair["vb"][0].recipe
         for routing in NAMES:
-            draw_band(axes, spread_by_key([{one.recipe.iters: one.error() or 0.0} for one in pair[routing]]), routing)
-        epochs = f"{recipe.epochs} epoch{'s' if recipe.epochs > 1 else ''}"
-        size = ", small networks" if scale(recipe) == "laptop" else ""
-        title = f"{DATASETS[recipe.dataset]}, {epochs}{size}, rate {recipe.lr:g}"
-        label_axes(axes, title, "routing iterations", "test error (%)")
-        _say_seeds(axes, pair, 0.05)
-    highest = [axes.get_ylim()[1] for axes in left]
+            draw_band(axes, errors_by_iterations(pair[routing]), routing)
+        label_axes(axes, f"learning rate {pair['vb'][0].recipe.lr:g}", "routing iterations", "test error (%)")
+        _say_seeds(axes, pair, 0.04)
+        if absent := not_run(pair, times["vb"]):
+            axes.text(0.03, 0.96, absent, va="top", fontsize=8, color=GREY, style="italic", transform=axes.transAxes)
+    lowest, highest = (end(axes.get_ylim()[k] for axes in left) for k, end in enumerate((min, max)))
     for axes in left:
-        if max(highest) > 3 * min(axes.get_ylim()[0] for axes in left):
+        axes.set_ylim(lowest, highest)
+        if highest > 3 * lowest:
+            axes.set_ylim(0.9 * max(lowest, 0.1), 1.1 * highest)
+            axes.set_ylabel("test error (%, log)")
             _logarithmic(axes)
     for routing, rows in times.items():
         draw_band(right, {iters: (row["ms"], row["low"], row["high"]) for iters, row in rows.items()}, routing)
     about = next(iter(times["vb"].values()))
-    what = f"a training step of {about['batch']:.0f} images, one thread"
-    label_axes(right, what, "routing iterations", "processor time (ms)")
+    step = f"time of a step, {about['batch']:.0f} images"
+    label_axes(right, step, "routing iterations", "processor time (ms), one thread")
     right.set_ylim(bottom=0)
+    note = dict(ha="right", va="center", fontsize=8, color=GREY, transform=right.transAxes)
+    right.text(0.97, 0.04, "band: middle 80% of the steps", **note)
     for axes in (*left, right):
         axes.set_xticks(sorted(times["vb"]))
-        axes.legend(frameon=False, loc="upper left")
+        axes.set_xlim(0.75, max(times["vb"]) + 0.25)
+    recipe = compared[0]["vb"][0].recipe
+    epochs = f"{recipe.epochs} epoch{'s' if recipe.epochs > 1 else ''}"
+    figure.legend(
+        handles=right.lines[:2], loc="outside upper center", ncols=2, frameon=False, title_fontsize=10,
+        title=f"{DATASETS[recipe.dataset]}, {SIZES[scale(recipe)]}, {epochs}; errors: mean and range of the seeds",
+    )  # fmt: skip
     return [save(figure, out / "iterations.png")]
+
+
+def errors_by_iterations(runs: Iterable[Record]) -> "Band":
+    """Return mean, least and greatest test error by iterations."""
+    return spread_by_key([{one.recipe.iters: error} for one in runs if (error := one.error()) is not None])
+
+
+def not_run(pair: Pair, iterations: Iterable[int]) -> str:
+    """Return which iterations have no tested run, in words; empty where all have one."""
+    found = {NAMES[routing]: {one.recipe.iters for one in pair[routing]} for routing in NAMES}
+    absent = {name: [str(iters) for iters in iterations if iters not in some] for name, some in found.items()}
+    said = ", ".join(f"{name} {' '.join(some)}" for name, some in absent.items() if some)
+    return f"not run: {said}" if said else ""
 
 
 def pairs_by_iterations(records: Iterable[Record]) -> list[Pair]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BLACK = "#1a202c"
-BINS = 28
+BINS, SHOWN = 28, 0.95  # bins, and the share of all distances that they cover
 MOST = 24  # ridges in a panel; of more epochs, as many are shown, evenly spaced
 
 
@@ -48,13 +48,13 @@ def evenly(count: int) -> list[int]:
 
 
 def _of_class(distances: np.ndarray, epochs: list[int], classes: list[str], shown: str, title: str) -> "Figure":
-    """Draw the votes of the images of one class, from distances ``e t j i``."""
+    """Draw the votes of the images of one class, from distances ``e t j i``; all panels have the same axes."""
     iterations = distances.shape[1]
-    figure = new_figure(1.9 * len(classes) + 0.9, 1.85 * iterations + 0.9)
-    grid = figure.subplots(iterations, len(classes), sharex="row", sharey=True, squeeze=False)
+    edges = np.linspace(0, np.quantile(distances, SHOWN), BINS + 1)
+    figure = new_figure(1.9 * len(classes) + 0.9, (0.8 + 0.17 * len(epochs)) * iterations + 0.9)
+    grid = figure.subplots(iterations, len(classes), sharex=True, sharey=True, squeeze=False)
     order = sorted(range(len(classes)), key=lambda j: classes[j])
     for t, row in enumerate(grid):
-        edges = np.linspace(0, np.quantile(distances[:, t], 0.96), BINS + 1)
         for axes, j in zip(row, order, strict=True):
             target = classes[j] == shown
             _ridges(axes, distances[:, t, j], edges, epochs, BLUE if target else GREY)
@@ -63,35 +63,30 @@ def _of_class(distances: np.ndarray, epochs: list[int], classes: list[str], show
                 axes.set_title(classes[j], fontsize=11, color=BLUE if target else GREY, fontweight=weight)
             if t == iterations - 1:
                 axes.set_xlabel(r"$\|\bar V_{j|i} - \bar M_j\|^2$", color=GREY)
-        row[0].set_ylabel("epoch", color=GREY, fontsize=9)
-        name = f"iteration {t + 1}"
-        row[0].text(-0.34, 0.5, name, rotation=90, va="center", ha="center", color=GREY, transform=row[0].transAxes)
-    figure.suptitle(title, fontsize=11, color=GREY)
+        row[0].set_ylabel(f"iteration {t + 1}\nepoch", color=GREY, fontsize=10)
+    beyond = 100 * (distances > edges[-1]).mean()
+    figure.suptitle(
+        f"{title}\n(tick: median; {beyond:.0f}% of all distances lie beyond the right edge)", fontsize=11, color=GREY
+    )
     return figure
 
 
 def _ridges(axes: "Axes", distances: np.ndarray, edges: np.ndarray, epochs: list[int], colour: str) -> None:
-    """Draw a histogram of the distances ``e i`` for each epoch, shifted upwards by one, and a tick at the median.
-
-    The earlier ones stand in front.
-    """
+    """Draw a histogram of the distances ``e i`` for each epoch, one above the other, and a tick at the median."""
     counts = np.stack([np.histogram(of_epoch, edges)[0] for of_epoch in distances])
-    heights = 1.5 * counts / max(counts.max(), 1)
-    x = np.repeat(edges, 2)[1:-1]
+    heights = 0.92 * counts / max(counts.max(), 1)
     medians = np.median(distances, axis=1)
-    for k in reversed(range(len(epochs))):
-        shade = 0.2 + 0.5 * k / max(len(epochs) - 1, 1)
-        y = k + np.repeat(heights[k], 2)
-        axes.fill_between(x, k, y, color=_pale(colour, shade), lw=0)
-        axes.plot(x, np.where(y > k, y, np.nan), color=colour, lw=0.7)
-        axes.axhline(k, color=colour, lw=0.3)
-        axes.plot(medians[k], k, marker="|", ms=6, mew=1.8, color=BLACK, zorder=len(epochs) + 5, clip_on=False)
+    for k in range(len(epochs)):
+        shade = 0.25 + 0.5 * k / max(len(epochs) - 1, 1)
+        axes.stairs(k + heights[k], edges, baseline=k, fill=True, color=_pale(colour, shade))
+        axes.stairs(k + heights[k], edges, baseline=None, color=colour, lw=0.7)
+        axes.plot(medians[k], k + 0.12, marker="|", ms=7, mew=2, color=BLACK, zorder=5, clip_on=False)
     axes.text(
-        0.98, 0.98, f"median {medians[-1]:.2f}", ha="right", va="top", fontsize=8, color=GREY, transform=axes.transAxes
+        0.98, 1.0, f"median {medians[-1]:.2f}", ha="right", va="top", fontsize=8, color=GREY, transform=axes.transAxes
     )  # fmt: skip
     step = max(len(epochs) // 6, 1)
     axes.set_yticks(range(0, len(epochs), step), [str(epoch) for epoch in epochs[::step]])
-    axes.set_ylim(-0.15, len(epochs) + 0.9)
+    axes.set_ylim(-0.1, len(epochs) + 0.6)
     axes.set_xlim(edges[0], edges[-1])
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0, labelsize=8)
@@ -99,6 +94,6 @@ def _ridges(axes: "Axes", distances: np.ndarray, edges: np.ndarray, epochs: list
 
 
 def _pale(colour: str, share: float) -> tuple[float, ...]:
-    """Return the colour mixed with white, of which ``1 - share`` is taken; opaque, so that ridges hide those behind."""
+    """Return the colour mixed with white, of which ``1 - share`` is taken."""
     parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
     return tuple(1 - share * (1 - part) for part in parts)
