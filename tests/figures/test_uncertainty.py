@@ -7,6 +7,7 @@ from PIL import Image
 
 from vbcaps.figures import uncertainty as pictures
 from vbcaps.uncertainty import reliability, risk_coverage
+from vbcaps.uncertainty.scores import OF_ALL, OF_POSTERIOR
 
 
 @pytest.fixture
@@ -36,9 +37,11 @@ def test_bars_are_the_accuracy_of_bins_with_images_and_the_gap_reaches_the_confi
     assert [one.get_title(loc="left") for one in axes[::2]] == ["before", "after"]
     for (name, one), upper, lower in zip(bins.items(), axes[::2], axes[1::2], strict=True):
         used = one.images > 0
-        accuracy, gap = upper.containers
+        (accuracy,) = upper.containers
         assert [bar.get_height() for bar in accuracy] == pytest.approx(one.accuracy[used].tolist())
-        ends = np.array([[bar.get_y(), bar.get_y() + bar.get_height()] for bar in gap])
+        confidence = next(line for line in upper.lines if line.get_label() == "mean confidence")
+        assert list(confidence.get_ydata()) == pytest.approx(one.confidence[used].tolist())
+        ends = np.array([segment[:, 1] for segment in upper.collections[0].get_segments()])
         expected = np.sort(np.stack([one.accuracy[used], one.confidence[used]], 1), 1)
         assert ends == pytest.approx(expected)
         centres = [bar.get_x() + bar.get_width() / 2 for bar in accuracy]
@@ -69,3 +72,11 @@ def test_the_overview_has_both_also_without_errors(tmp_path, figure):
     pictures.overview(dict(before=reliability(logits.softmax(1), labels)), dict(noise=curve), tmp_path / "o.png")
     assert len(figure().axes) == 3
     assert (tmp_path / "o.png").exists()
+
+
+def test_every_score_has_words_and_a_line_of_its_own():
+    found = [pictures.said(name) for name in (*OF_ALL, *OF_POSTERIOR, "density.class_caps.kappa")]
+    assert len(set(found)) == len(found)
+    assert not any("_" in words for words in found)
+    assert pictures.said("density a.m+b.m, per class") == "density of a.m + b.m, per class"
+    assert np.lcm(len(pictures.STYLES), len(pictures.COLOURS)) >= 40

@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 Bins = tuple[Any, Any, Any]  # mean confidence, accuracy and number of images of each bin, as `uncertainty.reliability`
 Curve = tuple[Any, Any]  # coverage and risk, rising coverage, as `uncertainty.risk_coverage`
 COLOURS = (BLUE, ORANGE, GREEN, "#805ad5", "#00838f", "#b83280", "#975a16", GREY)
+STYLES = ("-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)))
 POINTS = 400  # of a curve
 SETTLED = 0.05  # share of images below which a curve may leave the picture: few images decide there
 
 
 def reliability_diagram(bins: Mapping[str, Bins], path: Path) -> Path:
-    """Draw accuracy by confidence, with its gap, above the number of images of each bin.
+    """Draw accuracy and mean confidence, with the gap between them, above the number of images of each bin.
 
     Args:
         bins: one diagram for each title. Bins are equally wide, from 0 to 1; an empty one has no bar.
@@ -55,6 +56,38 @@ def overview(bins: Mapping[str, Bins], curves: Mapping[str, Curve], path: Path) 
     return save(figure, path)
 
 
+WORDS = dict(
+    max_softmax="maximum softmax", precision="agreement of votes", pose_entropy="entropy of the pose",
+    class_entropy="entropy of the class shares", kl="divergence from the prior", votes="votes of the answer",
+    alpha="share of the answer", epistemic="variance of the pose's mean", elbo="ELBO of the class layer",
+    disagreement="disagreement",
+)  # fmt: skip
+FEATURES = {
+    "class_caps.kappa": "class evidence",
+    "class_caps.m": "class poses",
+    "conv_caps1.kappa": "ConvCaps1's evidence",
+    "conv_caps1.m": "ConvCaps1's poses",
+    "conv_caps2.m": "ConvCaps2's poses",
+    "logits+class_caps.m+conv_caps1.m+conv_caps2.m": "logits and the poses of all layers",
+}
+
+
+def said(score: str) -> str:
+    """Return the name of a score as a figure says it; of a density also the features that it is of.
+
+    >>> said("max_softmax"), said("density.class_caps.kappa")
+    ('maximum softmax', 'density of class evidence')
+    >>> said("density class_caps.m, per class"), said("energy")
+    ('density of class poses, per class', 'energy')
+    """
+    for beginning in ("density.", "density "):
+        if score.startswith(beginning):
+            features, *tail = score.removeprefix(beginning).split(", ")
+            words = FEATURES.get(features) or features.replace("+", " + ")
+            return ", ".join([f"density of {words}", *tail])
+    return WORDS.get(score, score.replace("_", " "))
+
+
 def _reliability(figure: "Figure", grid: Any, bins: Mapping[str, Bins]) -> None:
     most = max(int(np.asarray(images).max()) for _, _, images in bins.values())
     for column, (title, one) in enumerate(bins.items()):
@@ -72,21 +105,20 @@ def _reliability(figure: "Figure", grid: Any, bins: Mapping[str, Bins]) -> None:
 
 
 def _bars(axes: "Axes", confidence: np.ndarray, accuracy: np.ndarray, images: np.ndarray, title: str) -> None:
+    """Draw the accuracy of each bin as a bar, the mean confidence as a dash, and the gap between them as a line."""
     used, width = images > 0, 1 / len(images)
     centre = (np.flatnonzero(used) + 0.5) * width
     sure, right = confidence[used], accuracy[used]
-    inner = 0.92 * width
-    axes.bar(centre, right, inner, color=BLUE, label="accuracy")
-    low, gap = np.minimum(sure, right), np.abs(sure - right)
-    axes.bar(centre, gap, inner, bottom=low, color="#fed7d7", edgecolor=RED, hatch="////", lw=0.6, label="gap")
-    axes.hlines(right, centre - inner / 2, centre + inner / 2, color=BLUE, lw=2.5)
+    axes.bar(centre, right, 0.92 * width, color="#bee3f8", edgecolor=BLUE, lw=1, label="accuracy")
+    axes.vlines(centre, np.minimum(sure, right), np.maximum(sure, right), color=RED, lw=1.5)
+    axes.plot(centre, sure, ls="", marker="_", ms=150 * width, mew=2.2, color=RED, label="mean confidence")
     axes.plot([0, 1], [0, 1], color=GREY, lw=1, ls="--")
     label_axes(axes, title, "", "accuracy")
     error = (np.abs(confidence - accuracy) * images).sum() / max(images.sum(), 1)
     box = dict(facecolor="white", edgecolor="none", alpha=0.85, pad=2)
     axes.text(0.97, 0.04, f"ECE {100 * error:.2f}%", ha="right", transform=axes.transAxes, color=GREY, bbox=box)
     axes.set_xlim(0, 1)
-    axes.set_ylim(0, 1)
+    axes.set_ylim(0, 1.01)
 
 
 def _counts(axes: "Axes", confidence: np.ndarray, accuracy: np.ndarray, images: np.ndarray) -> None:
@@ -107,9 +139,9 @@ def _risks(axes: "Axes", curves: Mapping[str, Curve]) -> None:
     top = 0.0
     for k, (name, curve) in enumerate(curves.items()):
         coverage, risk = (np.asarray(x, dtype=float) for x in curve)
-        style = "-" if k < len(COLOURS) else "--"
-        label = f"{name}  {100 * risk.mean():.2f}%"
-        axes.plot(*_thinned(coverage, risk), style, color=COLOURS[k % len(COLOURS)], lw=1.5, label=label)
+        style = STYLES[k % len(STYLES)]
+        label = f"{said(name)}  {100 * risk.mean():.2f}%"
+        axes.plot(*_thinned(coverage, risk), ls=style, color=COLOURS[k % len(COLOURS)], lw=1.5, label=label)
         top = max(top, float(risk[coverage >= SETTLED].max()))
     best = np.maximum(coverage - (1 - risk[-1]), 0) / coverage
     label = f"every error last  {100 * best.mean():.2f}%"
