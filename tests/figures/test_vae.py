@@ -77,3 +77,33 @@ def test_the_overview_has_the_three_pictures(model, sheets, tmp_path):
     np.testing.assert_allclose(tile(of_samples, 1, 2), model.sample(1, 5, seed=5)[2, 0], atol=1e-6)
     by_hand = model.tweak(IMAGES[4], 0, [SPREAD[0] * deviations_of(model, IMAGES[4])[0]])
     np.testing.assert_allclose(tile(of_entries, 0, 0), by_hand[0, 0], atol=1e-5)
+
+
+def test_the_overview_says_which_image_is_misread(model, monkeypatch, tmp_path):
+    drawn = []
+    monkeypatch.setattr("vbcaps.figures.vae.save", lambda figure, path: drawn.append(figure) or path)
+    read = model.predict(IMAGES).argmax(1).tolist()
+    labels = [*read[:-1], (read[-1] + 1) % 3]
+    overview(model, IMAGES, tmp_path / "o.png", labels=labels)
+    first, _, third = drawn[0].axes
+    assert [text.get_text() for text in first.texts if text.get_text()] == [f"read as {tiny.CLASSES[read[-1]]}"]
+    assert [label.get_text() for label in third.get_xticklabels()] == [
+        "-3 sd", "-2 sd", "-1 sd", "as it is", "+1 sd", "+2 sd", "+3 sd"
+    ]  # fmt: skip
+    overview(model, IMAGES, tmp_path / "o.png")
+    assert not any(text.get_text() for text in drawn[1].axes[0].texts)
+
+
+def test_nothing_is_left_over_beside_the_images(model, monkeypatch, tmp_path):
+    drawn = []
+    monkeypatch.setattr("vbcaps.figures.vae.save", lambda figure, path: drawn.append(figure) or path)
+    entries(model, IMAGES[0], tmp_path / "e.png")
+    overview(model, IMAGES, tmp_path / "o.png")
+    for figure in drawn:
+        figure.canvas.draw()
+        width, height = figure.get_size_inches()
+        boxes = [axes.get_position() for axes in figure.axes]  # after the aspect was applied
+        assert (1 - max(box.x1 for box in boxes)) * width == pytest.approx(0.08, abs=0.03)
+        assert min(box.y0 for box in boxes) * height == pytest.approx(0.07, abs=0.03)
+    _, left, right = drawn[1].axes
+    assert left.get_position().y0 == pytest.approx(right.get_position().y0, abs=0.01)
