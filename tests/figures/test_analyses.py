@@ -112,7 +112,7 @@ def test_a_cell_is_the_mean_of_its_runs(results, figures):
     assert where["14.00"] == (2, 4)  # learned, psi0 = 1
     assert [label.get_text() for label in heat.get_xticklabels()] == ["0.01", "0.1", "1", "10"]
     assert [label.get_text() for label in heat.get_yticklabels()] == ["0.01", "0.1", "1", "10", "learned"]
-    assert "small networks, 1 epoch, up to 2 seeds" in heat.get_title(loc="left")
+    assert "small networks, 1 epoch, mean ± standard deviation of up to 2 seeds" in heat.get_title(loc="left")
     drawn = {line.get_label(): list(line.get_ydata()) for line in beside.lines}
     assert drawn["0.1"] == pytest.approx([np.nan, 11, 12, np.nan], nan_ok=True)
     assert drawn["1"] == pytest.approx([np.nan, np.nan, 14, np.nan], nan_ok=True)  # a gap where a run failed

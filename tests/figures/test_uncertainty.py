@@ -5,6 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
+from vbcaps.cli.uncertainty import DRAWN
 from vbcaps.figures import uncertainty as pictures
 from vbcaps.uncertainty import reliability, risk_coverage
 from vbcaps.uncertainty.scores import OF_ALL, OF_POSTERIOR
@@ -79,4 +80,5 @@ def test_every_score_has_words_and_a_line_of_its_own():
     assert len(set(found)) == len(found)
     assert not any("_" in words for words in found)
     assert pictures.said("density a.m+b.m, per class") == "density of a.m + b.m, per class"
-    assert np.lcm(len(pictures.STYLES), len(pictures.COLOURS)) >= 40
+    assert len(set(pictures.STYLES)) == len(pictures.STYLES) >= DRAWN  # told apart in grey, too
+    assert np.lcm(len(pictures.STYLES), len(pictures.COLOURS)) >= len(found)

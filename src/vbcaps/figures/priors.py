@@ -34,9 +34,10 @@ def priors(results: Path, out: Path) -> list[Path]:
     recipe = next(iter(grid.values()))[0].recipe
     epochs = f"{recipe.epochs} epoch{'s' if recipe.epochs > 1 else ''}"
     size = "small networks, " if scale(recipe) == "laptop" else ""
-    most = max(map(len, [*grid.values(), learned]))
-    seeds = f", up to {most} seeds (± standard deviation)" if most > 1 else ", one seed"
-    left.set_title(f"test error (%), Fashion-MNIST, {size}{epochs}{seeds}", fontsize=10, color=GREY, loc="left")
+    most = max(len({one.recipe.seed for one in some}) for some in (*grid.values(), learned))
+    seeds = f"mean ± standard deviation of up to {most} seeds" if most > 1 else "one seed"
+    title = f"test error (%), Fashion-MNIST,\n{size}{epochs}, {seeds}"
+    left.set_title(title, fontsize=10, color=GREY, loc="left")
     return [save(figure, out / "priors.png")]
 
 

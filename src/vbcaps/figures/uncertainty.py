@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Bins = tuple[Any, Any, Any]  # mean confidence, accuracy and number of images of each bin, as `uncertainty.reliability`
 Curve = tuple[Any, Any]  # coverage and risk, rising coverage, as `uncertainty.risk_coverage`
 COLOURS = (BLUE, ORANGE, GREEN, "#805ad5", "#00838f", "#b83280", "#975a16", GREY)
-STYLES = ("-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)))
+STYLES = ("-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (9, 3)))
 POINTS = 400  # of a curve
 SETTLED = 0.05  # share of images below which a curve may leave the picture: few images decide there
 
