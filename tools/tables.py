@@ -20,6 +20,7 @@ from cells import low_to_high, spread, table
 from held_out import held_out, on_novel_views, read_rows
 from recorded import Group, Run, command, commits, flags, groups, name_of, of_earlier_version, read_runs
 from scipy.special import stdtrit
+from shipped_table import on_shipped
 from trusted import on_uncertainty
 
 from vbcaps.training.recipe import Recipe
@@ -68,7 +69,13 @@ def main(words: list[str] | None = None, root: Path = ROOT) -> None:
     long = [INTRODUCTION, f"## All experiments\n\n{main_table(last)}\n", f"{packaged}\n", *all_tables(rows)]
     new = {
         root / "results" / "README.md": "\n".join(
-            [*long, *on_uncertainty(root / "results"), *held_out(choices), *on_novel_views(novel)]
+            [
+                *long,
+                *on_uncertainty(root / "results"),
+                *on_shipped(root / "results" / "shipped.csv"),
+                *held_out(choices),
+                *on_novel_views(novel),
+            ]
         ),
         readme: between_markers(readme.read_text(), front_table(last)),
     }

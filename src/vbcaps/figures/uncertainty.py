@@ -68,6 +68,9 @@ FEATURES = {
     "conv_caps1.kappa": "ConvCaps1's evidence",
     "conv_caps1.m": "ConvCaps1's poses",
     "conv_caps2.m": "ConvCaps2's poses",
+    "class_caps.m+class_caps.kappa+class_caps.precision": "ClassCaps' posterior",
+    "conv_caps1.m+conv_caps1.kappa+conv_caps1.precision": "ConvCaps1's posterior",
+    "conv_caps1.m+conv_caps1.precision": "ConvCaps1's poses and precisions",
     "logits+class_caps.m+conv_caps1.m+conv_caps2.m": "logits and the poses of all layers",
 }
 
