@@ -150,7 +150,7 @@ def test_a_temperature_of_held_out_images_is_judged_on_all_test_images_and_stays
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize(("run", "name"), [("s0", "density.class_caps.kappa"), ("s2", "density.features")])
+@pytest.mark.parametrize(("run", "name"), [("s0", "density.conv_caps1.m"), ("s2", "density.features")])
 def test_a_density_goes_into_the_file_of_a_network(runs, tables, tmp_path, monkeypatch, run, name):
     from vbcaps import load
     from vbcaps.uncertainty import scores
