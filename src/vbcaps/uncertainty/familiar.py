@@ -50,6 +50,13 @@ def percentiles(model: "Model", found: Mapping[str, Tensor]) -> dict[str, Tensor
     Args:
         model: a network with which `remember_familiar` was called; those in the package have been.
         found: what `scores` returned.
+
+    Example:
+        >>> import vbcaps
+        >>> from vbcaps.uncertainty import percentiles, scores
+        >>> model, noise = vbcaps.load("fashion_small"), torch.randint(0, 256, (4, 28, 28), dtype=torch.uint8)
+        >>> bool((percentiles(model, scores(model, noise))["density.conv_caps1.m"] > 0.9).all())
+        True
     """
     known: dict[str, Any] = model.about.get("familiar", {}).get("quantiles", {})
     return {name: _share_below(score, known[name]) for name, score in found.items() if name in known}
