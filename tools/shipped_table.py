@@ -33,7 +33,8 @@ AUROC in % with which scores tell other images from those of a shipped VB networ
 4,000 training images. First the pair for the choice: 1,000 other training images against 1,000 training images of
 another dataset. The weights files of VB networks have the one with the best mean there, the {said(best)};
 but for `fashion_laptop`, which has the class evidence: this was chosen for its recipe, over five seeds. Then 2,000 test
-images against 2,000 of each other dataset, measured once. One seed: the networks are those in the package. Made by `python tools/shipped.py --write`."""
+images against 2,000 of each other dataset, measured once. One seed: the networks are those in the package. Made by
+`python tools/shipped.py --write`."""
     head = " | ".join(["network", "against", *(said(score) for score in scores)])
     return [f"## Strangers, shipped networks\n\n{told}\n\n{table(head, cells)}\n"]
 
