@@ -356,7 +356,7 @@ def calibration(results: Path, out: Path) -> list[Path]:
     seeds = len({row["seeds"] for row in rows if row["recipe"] == "fashion_laptop"})
     figure.legend(
         *right.get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False,
-        title=f"Fashion-MNIST, small networks, {seeds} seed{'s' if seeds > 1 else ''} together; bins of less than "
+        title=f"Fashion-MNIST, small networks, {seeds} seed{'s' if seeds > 1 else ''} together; bins of fewer than "
         f"{FEW} images have no point", title_fontsize=9,
     )  # fmt: skip
     return [save(figure, out / "calibration.png")]
