@@ -60,7 +60,7 @@ def test_twins_are_equal_networks_that_route_otherwise(explorer):
 
 def test_a_vae_is_found_by_its_images(explorer):
     assert [explorer.networks.vae(name) for name in (FIRST, "fashion", "vae_mnist", "affnist", "svhn")] == [
-        "vae_fashion", "vae_fashion", "vae_mnist", "vae_mnist", None
+        "vae_fashion", "vae_fashion", "vae_mnist", None, None
     ]  # fmt: skip
 
 
@@ -83,6 +83,14 @@ def test_the_sheet_has_the_samples(explorer):
     cut = sheet[row * tile : (row + 1) * tile, column * tile : (column + 1) * tile]
     assert np.array_equal(cut, decoded(explorer.look(scene(sample=number))["picture"]))
     assert samples["note"] == ""
+
+
+def test_smaller_images_are_framed_as_predict_frames_them(explorer):
+    model = vbcaps.load("affnist")
+    images = explorer.networks.images("affnist").pixels
+    assert images.shape[2:] == (40, 40)
+    inside = images[:5, :, 6:34, 6:34]
+    torch.testing.assert_close(model.predict(images[:5]), model.predict(inside))
 
 
 def test_where_the_images_of_a_network_are_missing_the_page_says_so(explorer):

@@ -131,6 +131,21 @@ def test_a_bad_upload_is_refused_in_words(port):
     assert look(port)[0] == 200
 
 
+def test_twenty_pages_at_once_get_their_own_answers(port):
+    angles = range(0, 100, 5)
+    alone = {angle: json.loads(look(port, rotate=angle)[2]) for angle in angles}
+    found = {}
+    threads = [
+        threading.Thread(target=lambda a=a: found.update({a: json.loads(look(port, rotate=a)[2])})) for a in angles
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for angle in angles:
+        assert found[angle] | dict(milliseconds=0) == alone[angle] | dict(milliseconds=0)
+
+
 def test_other_methods_and_paths_are_refused(port):
     assert ask(port, "/api/look")[0] == 405
     assert ask(port, "/etc/passwd")[0] == 404

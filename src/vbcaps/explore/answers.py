@@ -17,16 +17,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vbcaps.explore.networks import COLUMNS, Images, Networks, capsules, described, kind_of, title_of
+from vbcaps.explore.networks import COLUMNS, Images, Networks, capsules, described, kind_of, shown_side, title_of
 from vbcaps.explore.pictures import CHANGES, Refused, as_png, changed, encoded, from_png, read_changes
 from vbcaps.inference import exact_convolutions
 from vbcaps.layers import Capsules
 from vbcaps.models import ConvNet, NetworkTrace
 from vbcaps.routing import Mixture, Posterior
-from vbcaps.trace import LAYERS, cloud_of, map_sizes, parts_of, receptive_field, types_of
+from vbcaps.trace import LAYERS, cloud_of, frame_of_parts, map_sizes, parts_of, receptive_field, types_of
 from vbcaps.uncertainty import percentiles, probability_samples, scores
 from vbcaps.vae import CapsVAE, capsules_of
-from vbcaps.weights.inputs import side_of
 from vbcaps.weights.model import Model
 
 KEPT = 12  # traces that are kept; the largest takes 30 MB
@@ -38,23 +37,25 @@ POINTS = 25  # of a sweep
 # What each score is called on the page, and the paper's symbols for it.
 SCORES = dict(
     max_softmax=("maximum softmax", "1 − max p"),
-    entropy=("entropy of the probabilities", "H[p]"),
+    entropy=("entropy", "H[p]"),
     energy=("energy", "−ln Σ exp z"),
-    precision=("precision of the answer's votes", "−E[ln|Λⱼ|]"),
-    pose_entropy=("entropy of the answer's pose", "H[q(μⱼ, Λⱼ)]"),
-    class_entropy=("entropy of the class shares", "H[q(π)]"),
-    kl=("divergence of the answer's pose from the prior", "−KL[q(μⱼ, Λⱼ) ‖ p]"),
-    votes=("votes for the answer", "−rⱼ"),
-    alpha=("expected share of the answer", "−αⱼ / Σ α"),
-    epistemic=("variance of the answer's mean", "1 / (κⱼ νⱼ ψⱼ)"),
-    elbo=("evidence lower bound of the class layer", "−L(q)"),
+    precision=("precision", "−E[ln|Λⱼ|]"),
+    pose_entropy=("pose entropy", "H[q(μⱼ, Λⱼ)]"),
+    class_entropy=("class entropy", "H[q(π)]"),
+    kl=("divergence", "−KL[q(μⱼ, Λⱼ) ‖ p]"),
+    votes=("votes", "−rⱼ"),
+    alpha=("expected share", "−αⱼ / Σ α"),
+    epistemic=("variance of mean", "1 / (κⱼ νⱼ ψⱼ)"),
+    elbo=("ELBO", "−L(q)"),
 )
 DENSITIES = {
-    "class_caps.kappa": ("density of the class evidence", "−ln p(ln κ)"),
-    "class_caps.m": ("density of the class poses", "−ln p(m)"),
-    "logits": ("density of the logits", "−ln p(z)"),
-    "features": ("density of the features", "−ln p(f)"),
+    "class_caps.kappa": ("evidence density", "−ln p(ln κ)"),
+    "class_caps.m": ("pose density", "−ln p(m)"),
+    "conv_caps1.m": ("density of parts", "−ln p(m), ConvCaps1"),
+    "logits": ("logit density", "−ln p(z)"),
+    "features": ("feature density", "−ln p(f)"),
 }
+OTHER = ("density", "−ln p")
 
 
 class Scene(NamedTuple):
@@ -106,7 +107,7 @@ class Explorer:
             error=model.about.get("test_error"),
             classes=list(model.classes),
             channels=model.net.in_channels,
-            side=side_of(model.recipe),
+            side=shown_side(model),
             crop=model.view.crop,
             routing=routing_of(model),
             iterations=0 if net is None else model.recipe.iters,
@@ -127,7 +128,7 @@ class Explorer:
         if not isinstance(image, Mapping) or len(image) != 1 or not {"sample", "pixels"} >= set(image):
             raise Refused("image must be an object with either sample or pixels")
         if "pixels" in image:
-            original = from_png(image["pixels"], side_of(model.recipe), model.net.in_channels)
+            original = from_png(image["pixels"], shown_side(model), model.net.in_channels)
         else:
             with self.lock:
                 there = self.networks.images(name).pixels
@@ -223,6 +224,7 @@ class Explorer:
             return dict(
                 networks=routed,
                 field=receptive_field(net, layer, position)._asdict(),
+                frame=dict(zip(("top", "left", "bottom", "right"), frame_of_parts(net), strict=True)),
                 activations=numbers(activations.reshape(-1, activations.shape[-1])),
             )
 
@@ -234,13 +236,20 @@ class Explorer:
         mean, deviation = pose_of(one.iterations[-1], position, type)
         activations = one.parents.activations[0].reshape(-1, types_of(one))
         bounds = [q.elbo(one.activations, one.votes) for q in one.iterations if isinstance(q, Posterior)]
+        alone = (
+            int(one.fields.seen.max()) == 1
+        )  # children in several fields count more than once in the first iteration
         return dict(
             name=name,
             routing=routing_of(self.networks.models[name]),
             activation=float(activations[position, type]),
             parts=[numbers(parts_of(trace, layer, position, type, t)) for t in range(len(one.iterations))],
             cloud={key: None if x is None else numbers(x) for key, x in cloud._asdict().items()},
-            elbo=[{term: float(x[0]) for term, x in bound._asdict().items()} for bound in bounds] or None,
+            elbo=[
+                dict(bound=alone or t > 0, **{term: float(x[0]) for term, x in bound._asdict().items()})
+                for t, bound in enumerate(bounds)
+            ]
+            or None,
             pose=numbers(mean),
             deviation=None if deviation is None else numbers(deviation),
         )
@@ -329,7 +338,7 @@ def familiarity(model: Model, found: Mapping[str, Tensor]) -> dict[str, Any]:
     places = percentiles(model, found)
     rows: list[dict[str, Any]] = []
     for name, score in found.items():
-        title, symbol = DENSITIES.get(name.removeprefix("density."), (name, "")) if "density." in name else SCORES[name]
+        title, symbol = DENSITIES.get(name.removeprefix("density."), OTHER) if "density." in name else SCORES[name]
         place = float(places[name]) if name in places else None
         rows.append(dict(name=name, title=title, symbol=symbol, value=float(f"{float(score):.6g}"), percentile=place))
     gauge = None

@@ -7,6 +7,7 @@ import functools
 from pathlib import Path
 from typing import NamedTuple
 
+import torch.nn.functional as F
 from torch import Tensor
 
 import vbcaps
@@ -14,7 +15,7 @@ from vbcaps.data import FACTS, DataError, load_dataset
 from vbcaps.explore.pictures import Refused
 from vbcaps.models import CapsNet, ConvNet
 from vbcaps.vae import CapsVAE, capsules_of
-from vbcaps.weights.inputs import PICTURES, read_pixels, side_of
+from vbcaps.weights.inputs import PICTURES, frame_of, read_pixels, side_of
 from vbcaps.weights.model import ROUTING_NAMES, Model
 
 FIRST = "fashion_laptop"  # it has twins with EM and Dynamic routing, a CNN and a Capsule-VAE, and its images are here
@@ -95,29 +96,27 @@ class Networks:
         """Return the images to choose from: test images of the network's data, or else those in the package."""
         model = self.models[name]
         side, channels, dataset = side_of(model.recipe), model.net.in_channels, dataset_of(model)
+        resized = None if frame_of(model.view) else side
         note = ""
         try:
             if dataset == "fashion-mnist" and model.recipe.data is None:
                 dataset = "sample"
-            found = load_dataset(model.recipe.data or dataset, self.data_folder, size=side)
+            found = load_dataset(model.recipe.data or dataset, self.data_folder, size=resized)
         except DataError:
             note = (
                 f"The images of {title_of(model)} are not here (`vbcaps data fetch {dataset}` fetches them), so these "
                 "are clothes, which this network has never seen."
             )
-            found = load_dataset("sample")
+            found = load_dataset("sample", size=resized)
         split = found.test
         some = [(split.labels == j).nonzero()[:PER_CLASS, 0] for j in range(len(found.classes))]
         chosen = [index for one in some for index in one.tolist()]
         pixels = split.images[chosen]
         if pixels.shape[1] != channels:
             planes = channels if channels in PICTURES else 1
-            pixels = read_pixels(pixels[:, :1] if pixels.shape[1] not in PICTURES else pixels, side, planes)
-        elif pixels.shape[2] != side:
-            pixels = read_pixels(pixels, side, channels)
-        pixels = pixels.expand(-1, channels, -1, -1).contiguous()
-        title = f"{len(chosen)} test images of {FACTS[found.name].title if found.name in FACTS else found.name}"
-        return Images(pixels, split.labels[chosen], found.classes, title, note)
+            pixels = read_pixels(pixels if pixels.shape[1] in PICTURES else pixels[:, :1], pixels.shape[2], planes)
+        pixels = framed(pixels.expand(-1, channels, -1, -1), shown_side(model)).contiguous()
+        return Images(pixels, split.labels[chosen], found.classes, f"{len(chosen)} test images", note)
 
 
 def dataset_of(model: Model) -> str:
@@ -131,7 +130,18 @@ def title_of(model: Model) -> str:
 
 def input_of(model: Model) -> tuple[int, int, int]:
     """Return the channels of a network's images, their side, and the side of the crop that it sees."""
-    return model.net.in_channels, side_of(model.recipe), model.view.crop
+    return model.net.in_channels, shown_side(model), model.view.crop
+
+
+def shown_side(model: Model) -> int:
+    """Return the side of the images that the explorer shows a network: that of its frame, if it has one."""
+    return frame_of(model.view) or side_of(model.recipe)
+
+
+def framed(pixels: Tensor, side: int) -> Tensor:
+    """Return images in the middle of a black frame of this side, as the network's view would place them."""
+    gap = side - pixels.shape[-1]
+    return F.pad(pixels, (gap // 2, gap - gap // 2, gap // 2, gap - gap // 2))
 
 
 def size_of(model: Model) -> int:

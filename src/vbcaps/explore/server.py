@@ -23,6 +23,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vbcaps.explore.answers import Explorer
+from vbcaps.explore.networks import framed, shown_side
 from vbcaps.explore.pictures import MOST_BYTES, Refused, as_png, read_upload
 from vbcaps.weights.inputs import PICTURES, side_of
 
@@ -153,7 +154,7 @@ def uploaded(explorer: Explorer, name: str | None, content: bytes) -> dict[str, 
     """Return an uploaded picture in the size and channels of a network; the page keeps it, the server does not."""
     model = explorer.networks.model(name)
     channels = model.net.in_channels
-    image = read_upload(content, side_of(model.recipe), channels)
+    image = framed(read_upload(content, side_of(model.recipe), channels), shown_side(model))
     note = "" if channels in PICTURES else "This network has two cameras: both see the picture, in grey."
     return dict(pixels=as_png(image[0]), note=note)
 
