@@ -264,3 +264,12 @@ def test_flags_of_a_case_make_that_case(monkeypatch):
     case = train_step.Case("4,2,2,2,5", "em", 2, 20, 3)
     monkeypatch.setattr(sys, "argv", ["train_step", *case.flags])
     assert list(train_step.cases(train_step.flags())) == [case]
+
+
+def test_the_latency_of_the_explorer(run, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS.parent / "tools"))
+    if reason := importlib.import_module("browser").missing():
+        pytest.skip(reason)
+    (row,) = run("explore", "--moves", "3", "--networks", "fashion_laptop")
+    assert 1 < float(row["picture_ms"]) <= float(row["routing_ms"])
+    assert float(row["picture_ms"]) <= float(row["picture_p90_ms"])

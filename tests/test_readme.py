@@ -13,7 +13,7 @@ from vbcaps.uncertainty import auroc, scores
 ROOT = Path(__file__).parents[1]
 PAGES = (
     "README.md", "docs/library.md", "docs/training.md", "docs/speed.md", "docs/choices.md", "docs/analyses.md",
-    "docs/vae.md", "docs/uncertainty.md", "CONTRIBUTING.md",
+    "docs/vae.md", "docs/uncertainty.md", "docs/explore.md", "CONTRIBUTING.md",
 )  # fmt: skip
 NEEDS = (".cuda()", "fit(", "runs/")  # a GPU, minutes, a run
 

@@ -15,16 +15,16 @@ from vbcaps.explore.networks import Networks
 DOCS = Path(__file__).parents[1] / "docs"
 # File, link, size of the page, what must be drawn.
 PICTURES = (
-    ("explore.png", "#model=fashion_laptop&sample=141&rotate=12&theme=light", (1280, 720), ("shown", "routed")),
+    ("explore.png", "#model=fashion_laptop&sample=183&rotate=-14&theme=light", (1280, 720), ("shown", "routed")),
     (
         "explore-layer.png",
-        "#model=fashion_evidence&sample=141&layer=conv_caps2&theme=dark&heat=1",
+        "#model=fashion_evidence&sample=183&layer=conv_caps2&theme=dark&heat=1",
         (1280, 720),
         ("shown", "routed"),
     ),
     (
         "explore-pose.png",
-        "#model=fashion_laptop&sample=141&view=pose&sweep=rotate&theme=light",
+        "#model=fashion_laptop&sample=183&view=pose&sweep=rotate&theme=light",
         (1280, 900),
         ("shown", "routed", "swept", "decoded"),
     ),

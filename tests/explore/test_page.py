@@ -416,3 +416,10 @@ def test_the_first_screen_has_image_answer_and_routing(page):
         bottom = page.run("return arguments[0].getBoundingClientRect().top", page.one(selector))
         assert bottom < 720, f"{selector} is seen at 1280x720 without scrolling"
     assert page.run("return document.documentElement.scrollWidth") <= 1280
+
+
+def test_the_pictures_of_the_docs_are_those_of_the_script():
+    screenshots = importlib.import_module("screenshots")
+    page = (Path(__file__).parents[2] / "docs/explore.md").read_text()
+    names = {picture[0] for picture in screenshots.PICTURES}
+    assert names == set(re.findall(r"!\[[^\]]*\]\(([^)]+\.png)\)", page))
