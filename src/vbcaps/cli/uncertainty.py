@@ -49,7 +49,10 @@ def uncertainty(
         typer.Option(metavar="NAMES", help="fit densities of features, as class_caps.m, to training images first"),
     ] = None,
     per_class: Annotated[
-        bool, typer.Option("--per-class", metavar="", help="fit these densities with a covariance for each class, not one for all")
+        bool,
+        typer.Option(
+            "--per-class", metavar="", help="fit these densities with a covariance for each class, not one for all"
+        ),
     ] = False,
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="write weights with these densities")] = None,
     csv_file: Annotated[
