@@ -20,7 +20,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from itertools import product
+from itertools import count, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -327,12 +327,19 @@ def record(todo: Sequence[Job], out: Path, name: str, results: Path) -> None:
         if folder is None or key(job.recipe) in recorded:
             continue
         check(folder, unfinished=(folder / "failed.json").exists(), dirty=False)
-        files |= {results / "series" / name / job.folder / file: content for file, content in contents(folder).items()}
+        place = free(results / "series" / name / job.folder)
+        files |= {place / file: content for file, content in contents(folder).items()}
     for path, content in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         write(path, content)
     new = sorted({path.parent.name for path in files})
     print(*(f"recorded {folder}" for folder in new), f"{len(new)} runs are new in {name}", sep="\n")
+
+
+def free(place: Path) -> Path:
+    """Return a folder that is not there yet: a recipe may have changed since a run of the same name was recorded."""
+    names = (place if k == 1 else place.with_name(f"{place.name}-{k}") for k in count(1))
+    return next(one for one in names if not one.exists())
 
 
 if __name__ == "__main__":

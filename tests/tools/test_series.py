@@ -263,6 +263,18 @@ def test_what_ended_is_recorded_once_and_without_weights(run, tmp_path):
     assert recorded.read_runs(tmp_path / "results") == []  # the tables have no rows of series
 
 
+def test_a_run_of_a_recipe_that_was_otherwise_is_kept_beside_the_new_one(run, tmp_path):
+    run("--seeds", "1")
+    run("--record", "--seeds", "1")
+    path = tmp_path / "results/series/pair/lr0.01-seed0/recipe.json"
+    was = json.loads(path.read_text()) | dict(weight_decay=0.5)  # recorded when the recipe was so
+    path.write_text(json.dumps(was))
+    assert run("--record", "--seeds", "1")[-1] == "1 runs are new in pair"
+    assert json.loads(path.read_text()) == was
+    again = read_recipe(path.parent.with_name("lr0.01-seed0-2"))
+    assert again.weight_decay != 0.5
+
+
 def test_changed_source_is_not_recorded(run, monkeypatch, tmp_path):
     monkeypatch.setattr("vbcaps.training.environment.commit", lambda: "abc1234-dirty")
     run("--seeds", "1")
