@@ -69,8 +69,8 @@ def test_without_a_name_it_is_the_newest_run_or_a_small_network_of_the_package(p
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (("none.png",), 1, "none.png"),
-        (("none/none.npy",), 2, "none/none.npy: cannot be read"),
+        (("none.png",), 2, "none.png is no file"),
+        (("none/none.npy",), 2, "none/none.npy is no file"),
         (("text.png",), 1, "text.png"),
         (("images.npy",), 2, "routing is drawn of one image, got 3: give one of them"),
         (("image.png", "--model", "cnn"), 2, "is a CNN, which has no routing: draw a capsule network"),

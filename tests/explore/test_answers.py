@@ -105,8 +105,29 @@ def test_a_run_of_ones_own_comes_first(tmp_path):
     networks = Networks(path)
     assert networks.sorted()[0] == networks.first
     assert str(tmp_path) not in str(Explorer(networks).catalogue()), "a page must not learn paths"
+    assert networks.first == "mine"
     with pytest.raises(Refused, match="there is no network"):
         networks.model(str(path))
+
+
+def test_a_file_with_the_name_of_a_shipped_network_does_not_replace_it(tmp_path):
+    path = vbcaps.load("fashion_em_laptop").save(tmp_path / "smallnorb.safetensors")
+    networks = Networks(path)
+    assert networks.first == "smallnorb-2"
+    assert networks.models["smallnorb"].classes[0] == "animal"
+    (tmp_path / "run" / "seed3").mkdir(parents=True)
+    last = vbcaps.load("fashion_em_laptop").save(tmp_path / "run" / "seed3" / "last.safetensors")
+    assert Networks(last).first == "run-seed3"
+
+
+def test_a_network_that_diverged_is_refused_in_words(tmp_path):
+    model = vbcaps.load("fashion_laptop")
+    with torch.no_grad():
+        model.net.class_caps.weight.fill_(float("nan"))
+    explorer = Explorer(Networks(model.save(tmp_path / "broken.safetensors")))
+    for answer in (explorer.look, explorer.routing):
+        with pytest.raises(Refused, match="not finite"):
+            answer(scene("broken") | dict(parent=CLASS))
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
@@ -128,7 +149,8 @@ def test_scores_and_gauge_are_those_of_the_library(explorer):
     found, model = explorer.look(sent), vbcaps.load(FIRST)
     want = scores(model, pixels_of(explorer, sent))
     places = percentiles(model, want)
-    assert [row["name"] for row in found["scores"]] == list(want)
+    assert {row["name"] for row in found["scores"]} == set(want)
+    assert found["scores"][0]["name"] == found["gauge"]["score"]
     for row in found["scores"]:
         assert row["value"] == pytest.approx(float(want[row["name"]]), rel=1e-4, abs=1e-6)
         assert row["percentile"] == pytest.approx(float(places[row["name"]]), abs=1e-5)
@@ -288,7 +310,7 @@ CLASS = dict(layer="class_caps", position=0, type=0)
         ("sweep", scene() | dict(sweep="blur", type=0), "sweep must be one of rotate, right, down"),
         ("sweep", scene() | dict(sweep="rotate", type=10), "type must be"),
         ("sweep", scene("fashion_cnn_laptop") | dict(sweep="rotate", type=0), "is a CNN"),
-        ("decode", scene("svhn") | dict(entries=[0] * 16), "there is no Capsule-VAE for svhn"),
+        ("decode", scene("svhn") | dict(entries=[0] * 16), "there is no Capsule-VAE for svhn; there are vae_fashion"),
         ("decode", scene() | dict(entries=[0] * 15), "16 pose entries, got 15"),
         ("decode", scene() | dict(entries=[0] * 15 + [float("nan")]), "between -1000 and 1000"),
         ("decode", scene() | dict(entries="0"), "list of numbers"),

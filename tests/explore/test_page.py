@@ -271,8 +271,10 @@ def test_a_link_restores_the_view(page):
 @pytest.mark.parametrize(
     "link",
     [
-        "#model=../../etc/passwd", "#sample=99999", "#pixels=AAAA", "#layer=nothing", "#layer=conv_caps1&position=999",
-        "#rotate=NaN", "#rotate=1e9", "#vae=99:1", "#<script>alert(1)</script>", "#model=%00&sample=-1",
+        "#model=../../etc/passwd", "#sample=99999", "#pixels=AAAA", "#layer=nothing",
+        "#layer=conv_caps1&position=999",
+        "#rotate=NaN", "#rotate=1e9", "#vae=99:1", "#__proto__=1", "#valueOf=1",
+        "#toString=1", "#<script>alert(1)</script>", "#model=%00&sample=-1",
     ],
 )  # fmt: skip
 def test_a_bad_link_falls_back_with_a_word(page, link):
@@ -298,6 +300,42 @@ def test_an_upload_is_seen_as_predict_sees_it_and_a_link_restores_it(page, tmp_p
     time.sleep(0.3)
     page.open(page.run("return location.hash"))
     np.testing.assert_allclose(page.probabilities(), want, **CLOSE)
+
+
+def test_an_image_of_ones_own_stays_when_the_network_changes(page, tmp_path):
+    path = tmp_path / "mine.png"
+    Image.fromarray(np.random.default_rng(1).integers(0, 256, (48, 48, 3), dtype=np.uint8)).save(path)
+    page.open()
+    page.one("[data-source=upload]").click()
+    page.one("#upload input[type=file]").send_keys(str(path))
+    wait_for(page, "return 'pixels' in window.explorer.state.image")
+    page.run(
+        "const one = document.getElementById('model'); one.value = 'svhn_small'; one.dispatchEvent(new Event('change'))"
+    )
+    wait_for(page, "return window.explorer.model.name === 'svhn_small' && window.explorer.answers.look !== null")
+    page.settle()
+    want = page.networks.models["svhn_small"].predict(path)[0]
+    np.testing.assert_allclose(page.probabilities(), want, **CLOSE)
+    assert page.error() == ""
+
+
+def test_a_refused_decoding_leaves_the_image(page):
+    from vbcaps.explore.pictures import as_png
+
+    pixels = as_png(torch.randint(0, 256, (1, 28, 28), dtype=torch.uint8)).replace("+", "-").replace("/", "_")
+    page.open(f"#pixels={pixels.rstrip('=')}&view=pose&vae=0:5000", "shown", "routed", "swept", "decoded")
+    assert "vae=0:5000" in page.error()
+    assert "pixels" in page.run("return window.explorer.state.image")
+
+
+def test_the_sentence_tells_what_each_network_draws(page):
+    for name in (FIRST, "fashion_em_laptop", "fashion_dynamic_laptop"):
+        page.open(f"#model={name}")
+        words = page.one("#routing-says").text
+        assert "Dynamic has neither" in words
+        assert "EM its variance" in words
+    page.open("#model=fashion_laptop&layer=conv_caps1")
+    assert "EM" not in page.one("#routing-says").text
 
 
 def test_a_bad_upload_is_explained_and_the_page_goes_on(page, tmp_path):

@@ -136,8 +136,8 @@ def text_bomb() -> bytes:
 BAD = {
     "empty": (b"", "empty"),
     "50 MB": (bytes(50 * 2**20), "50 MB"),
-    "truncated": (file_of(noise())[:-2000], "damaged or cut short"),
-    "truncated JPEG": (file_of(noise(), "JPEG")[:-2000], "damaged or cut short"),
+    "truncated": (file_of(noise())[:-2000], "damaged, cut short"),
+    "truncated JPEG": (file_of(noise(), "JPEG")[:-2000], "damaged, cut short"),
     "text": (b"this is no picture", "no picture"),
     "script": (b"<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>", "no picture"),
     "animated": (file_of(grey(), "GIF", save_all=True, append_images=[grey().rotate(90)]), "animated"),

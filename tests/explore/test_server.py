@@ -75,14 +75,17 @@ def test_an_answer_comes_through_whole(port):
     assert sum(found["answer"]["probabilities"]) == pytest.approx(1, abs=1e-4)
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "10.0.0.7", "", "127.0.0.1.evil.example"])
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:80", "127.0.0.1:80@evil", "127.0.0.1:8a", "10.0.0.7", "", "127.0.0.1.evil.example"],
+)
 def test_other_names_of_the_host_are_refused(port, host):
     assert ask(port, "/api/catalogue", host=host)[0] == 403
 
 
 def test_pages_of_other_sites_are_refused(port):
     body = json.dumps(dict(model=FIRST, image=dict(sample=3)))
-    for origin in ("http://evil.example", "null", f"http://127.0.0.1:{port + 1}", "https://localhost"):
+    for origin in ("http://evil.example", "null", f"http://127.0.0.1:{port + 1}", "https://localhost", "http://["):
         assert ask(port, "/api/look", body, JSON | {"origin": origin})[0] == 403
     assert ask(port, "/api/look", body, JSON | {"origin": f"http://127.0.0.1:{port}"})[0] == 200
     status, _, content = ask(port, "/api/look", body, {"content-type": "text/plain"})  # what a form could send

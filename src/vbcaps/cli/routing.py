@@ -29,16 +29,25 @@ def routing(
         typer.Option("--class", metavar="NAME", help="draw the votes and the pose of this class; else the predicted"),
     ] = None,
     out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FILE", help="the figure: PNG, PDF or SVG by its suffix")
+        Path,
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="the figure: PNG, PDF or SVG by its suffix; its folder is made"
+        ),
     ] = Path("routing.png"),
     device: Device = "auto",
 ) -> None:
     """Draw the routing of an image: the parts that classes took, their votes, and the pose."""
     with clear_errors():
         check_format(out)
+        if not image.is_file():
+            raise ValueError(f"{image} is no file: IMAGE is one picture, or a .npy file of one image")
         from vbcaps.figures.routing import routing
 
         model = model_named(name, device)
+        if not bool(model.predict(image).isfinite().all()):
+            raise ValueError(
+                f"the numbers of {model.name} are not finite: its training diverged, or its file is damaged"
+            )
         try:
             drawn = routing(model, image, out, label=label)
         except (NoMatplotlib, OSError) as error:

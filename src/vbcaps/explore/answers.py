@@ -42,16 +42,16 @@ SCORES = dict(
     precision=("precision", "−E[ln|Λⱼ|]"),
     pose_entropy=("pose entropy", "H[q(μⱼ, Λⱼ)]"),
     class_entropy=("class entropy", "H[q(π)]"),
-    kl=("divergence", "−KL[q(μⱼ, Λⱼ) ‖ p]"),
+    kl=("divergence", "−KL"),
     votes=("votes", "−rⱼ"),
     alpha=("expected share", "−αⱼ / Σ α"),
     epistemic=("variance of mean", "1 / (κⱼ νⱼ ψⱼ)"),
-    elbo=("ELBO", "−L(q)"),
+    elbo=("ELBO per vote", "−L(q) / Σ aᵢ"),
 )
 DENSITIES = {
     "class_caps.kappa": ("evidence density", "−ln p(ln κ)"),
     "class_caps.m": ("pose density", "−ln p(m)"),
-    "conv_caps1.m": ("density of parts", "−ln p(m), ConvCaps1"),
+    "conv_caps1.m": ("density of parts", "−ln p(m)"),
     "logits": ("logit density", "−ln p(z)"),
     "features": ("feature density", "−ln p(f)"),
 }
@@ -108,10 +108,8 @@ class Explorer:
             classes=list(model.classes),
             channels=model.net.in_channels,
             side=shown_side(model),
-            crop=model.view.crop,
             routing=routing_of(model),
             iterations=0 if net is None else model.recipe.iters,
-            pose=0 if net is None else net.class_caps.pose_size,
             twins=[
                 dict(name=twin, routing=routing_of(self.networks.models[twin])) for twin in self.networks.twins(name)
             ],
@@ -198,7 +196,9 @@ class Explorer:
             if key not in self.traces:
                 model = self.networks.models[name]
                 with torch.no_grad(), exact_convolutions():
-                    self.traces[key] = capsules(model).trace(model.view.test(pixels.to(model.device)))
+                    made = capsules(model).trace(model.view.test(pixels.to(model.device)))
+                check_finite(made.output.logits)
+                self.traces[key] = made
             self.traces.move_to_end(key)
             while len(self.traces) > KEPT:
                 self.traces.popitem(last=False)
@@ -287,7 +287,8 @@ class Explorer:
             scene = self.read(sent)
             name = self.networks.vae(scene.name)
             if name is None:
-                raise Refused(f"there is no Capsule-VAE for {scene.name}: choose a network of MNIST or Fashion-MNIST")
+                have = [one for one, model in self.networks.models.items() if kind_of(model) == "vae"]
+                raise Refused(f"there is no Capsule-VAE for {scene.name}; there are {', '.join(have)}")
             model = self.networks.models[name]
             vae = model.net
             assert isinstance(vae, CapsVAE)
@@ -348,7 +349,7 @@ def familiarity(model: Model, found: Mapping[str, Tensor]) -> dict[str, Any]:
         images = model.about["familiar"]["images"]
         sentence = f"This image looks stranger than {100 * row['percentile']:.0f}% of {images}, by the {row['title']}."
         gauge = dict(score=row["name"], value=row["value"], percentile=row["percentile"], sentence=sentence)
-    return dict(gauge=gauge, scores=rows)
+    return dict(gauge=gauge, scores=sorted(rows, key=lambda row: row not in best))  # that of the gauge first
 
 
 def read_parent(given: Any) -> tuple[str, int, int]:
@@ -407,7 +408,14 @@ def pictured(image: Tensor) -> Tensor:
 
 def numbers(x: Tensor) -> list[Any]:
     """Return a tensor as nested lists of numbers with six digits."""
+    check_finite(x)
     flat = [float(f"{value:.6g}") for value in x.flatten().tolist()]
     for size in reversed(x.shape[1:]):
         flat = [flat[k : k + size] for k in range(0, len(flat), size)]  # type: ignore[misc]
     return flat
+
+
+def check_finite(x: Tensor) -> None:
+    """Refuse numbers that are not finite, which nothing can be drawn of."""
+    if not bool(x.isfinite().all()):
+        raise Refused("the network's numbers are not finite: its training diverged, or its file is damaged", 422)

@@ -4,6 +4,9 @@ A page names networks by the names in the package; a run or a file is named on t
 """
 
 import functools
+import itertools
+import re
+from collections.abc import Container
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,7 +51,7 @@ class Networks:
         self.first = FIRST if given is None else str(given)
         if self.first not in self.models:
             model = vbcaps.load(self.first)
-            self.first = Path(model.name).parent.name if model.name.endswith(".safetensors") else model.name
+            self.first = name_of(model, self.models)
             self.models[self.first] = model
         self.images, self.twins = functools.cache(self._images), functools.cache(self._twins)
 
@@ -103,9 +106,10 @@ class Networks:
                 dataset = "sample"
             found = load_dataset(model.recipe.data or dataset, self.data_folder, size=resized)
         except DataError:
+            fetch = "" if model.recipe.data else f" (`vbcaps data fetch {dataset}` fetches them)"
             note = (
-                f"The images of {title_of(model)} are not here (`vbcaps data fetch {dataset}` fetches them), so these "
-                "are clothes, which this network has never seen."
+                f"The images of {title_of(model)} are not here{fetch}, so these are clothes, which this network has "
+                "never seen."
             )
             found = load_dataset("sample", size=resized)
         split = found.test
@@ -117,6 +121,19 @@ class Networks:
             pixels = read_pixels(pixels if pixels.shape[1] in PICTURES else pixels[:, :1], pixels.shape[2], planes)
         pixels = framed(pixels.expand(-1, channels, -1, -1), shown_side(model)).contiguous()
         return Images(pixels, split.labels[chosen], found.classes, f"{len(chosen)} test images", note)
+
+
+def name_of(model: Model, taken: Container[str]) -> str:
+    """Return a name for a network that is not in the package: of its file or its run, without their path."""
+    assert model.file is not None
+    path = model.file.resolve()
+    run = path.parent
+    if path.stem not in ("last", "best"):
+        name = path.stem
+    else:
+        name = f"{run.parent.name}-{run.name}" if re.fullmatch(r"seed\d+", run.name) else run.name
+    names = (name if k == 1 else f"{name}-{k}" for k in itertools.count(1))
+    return next(one for one in names if one not in taken)
 
 
 def dataset_of(model: Model) -> str:

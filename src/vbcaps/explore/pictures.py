@@ -138,7 +138,7 @@ def read_upload(content: bytes, side: int, channels: int) -> Tensor:
                 f"the picture is too large to be decoded: the explorer takes {MOST_PIXELS:,} pixels"
             ) from error
         except (*BROKEN, Warning) as error:
-            raise Refused("the picture is damaged or cut short: save it again") from error
+            raise Refused("the picture is damaged, cut short or of a rare kind: save it again as PNG") from error
 
 
 def check_picture(picture: Image.Image) -> None:

@@ -6,13 +6,13 @@ computed in threads, so that a slow one does not keep other pages from being ser
 
 import contextlib
 import json
+import re
 import socket
 import threading
 import webbrowser
 from collections.abc import Awaitable, Callable
 from importlib import resources
 from typing import Any
-from urllib.parse import urlsplit
 
 import uvicorn
 from starlette.applications import Starlette
@@ -28,7 +28,7 @@ from vbcaps.explore.pictures import MOST_BYTES, Refused, as_png, read_upload
 from vbcaps.weights.inputs import PICTURES, side_of
 
 HOST = "127.0.0.1"
-NAMES = ("127.0.0.1", "localhost")  # by which a browser may call the server
+HOSTS = re.compile(r"(127\.0\.0\.1|localhost)(:\d+)?")  # by which a browser may call the server
 MOST_JSON = 2**18  # bytes of a request that is no upload
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 HEADERS = {
@@ -72,7 +72,6 @@ def app_of(explorer: Explorer) -> ASGIApp:
         Route("/api/catalogue", catalogue),
         Route("/api/model", model),
         Route("/api/upload", upload, methods=["POST"]),
-        Route("/api/draw", upload, methods=["POST"]),
         Route("/api/look", from_json(explorer.look), methods=["POST"]),
         Route("/api/routing", from_json(explorer.routing), methods=["POST"]),
         Route("/api/sweep", from_json(explorer.sweep), methods=["POST"]),
@@ -98,8 +97,8 @@ class Guard:
             return
         headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
         host, origin = headers.get(b"host", ""), headers.get(b"origin")
-        known = host.rsplit(":", 1)[0] in NAMES
-        own = origin is None or urlsplit(origin).netloc == host
+        known = HOSTS.fullmatch(host) is not None
+        own = origin in (None, f"http://{host}")
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -29,7 +29,7 @@ export class AnswerPanel {
   load({ routing }) {
     const says = {
       vb:
-        "Each bar is the probability of a class, its whisker the 90% interval under <i>q</i>(<i>π</i>) <i>q</i>(" +
+        "Each bar is the probability of a class, softmax(<i>z</i> / <i>T</i>), its whisker the 90% interval under <i>q</i>(<i>π</i>) <i>q</i>(" +
         "<i>Λ<sub>j</sub></i>), and the ring the activation <i>a<sub>j</sub></i> of the class capsule.",
       none: "Each bar is the probability that this CNN gives a class; without a posterior it has no interval.",
     };
@@ -69,7 +69,7 @@ export class AnswerPanel {
     const { model } = this.app;
     const step = 20 * unit;
     const names = Math.min(Math.max(...model.classes.map((name) => widthOf(name, this.svg, true))) + 10, width * 0.38);
-    const [x, end] = [names, width - 58 * unit];
+    const [x, end] = [names, width - 66 * unit];
     const at = (p) => x + p * (end - x);
     const bottom = y + step * model.classes.length;
     for (const p of [0, 0.5, 1]) sheet.line(`grid.${p}`, at(p), y, at(p), bottom, { class: p ? "grid" : "axis" });
@@ -123,8 +123,7 @@ export class AnswerPanel {
     put("gauge.left", 0, next + 12 * unit, "familiar", { class: "quiet" });
     put("gauge.right", width, next + 12 * unit, "strange", { class: "quiet end" });
     const x = percentile * width;
-    const middle = Math.min(Math.max(x, 84 * unit), width - 84 * unit);
-    put("gauge.value", middle, next + 12 * unit, percent(percentile, percentile > 0.99 ? 1 : 0), { class: "middle strong" });
+    put("gauge.value", width, y + 20 * unit, percent(percentile, percentile > 0.99 ? 1 : 0), { class: "end strong" });
     const track = next + 19 * unit;
     sheet.rect("gauge.track", 0, track, width, 6 * unit, { class: "track" }, group);
     sheet.rect("gauge.fill", 0, track, x, 6 * unit, { class: "level" }, group);
@@ -159,6 +158,7 @@ export class AnswerPanel {
   scores(sheet, y, width, unit, { scores }) {
     if (!scores.length) return y;
     let next = this.heading(sheet, "scores.head", "Scores: larger is stranger", y, width, unit);
+    sheet.text("scores.rank", width - 2, y + 20 * unit, "stranger than", { class: "end quiet small" });
     const [symbol, value] = [width * 0.44, width - 45 * unit];
     for (const one of scores) {
       const base = next + 14 * unit;

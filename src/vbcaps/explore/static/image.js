@@ -41,8 +41,8 @@ export class ImagePanel {
   /** Say in one sentence what the panel shows of this model. */
   load({ routing }) {
     document.getElementById("image-says").innerHTML = routing
-      ? "The network sees this picture, and the votes <i>V<sub>j|i</sub></i> for the chosen parent depend on the pixels " +
-        "in the frame."
+      ? "The network sees this picture; the frame is the receptive field of the chosen parent, from which its votes " +
+        "<i>V<sub>j|i</sub></i> come."
       : "The network sees this picture, cut, sized and changed by the sliders.";
   }
 

@@ -25,13 +25,13 @@ class Explorer {
     this.model = null;
     this.sequence = 0; // of the state; the numbers in document.body.dataset say which state a panel shows
     this.answers = { look: null, routing: null, routed: null, sweep: null, decode: null };
-    const fail = (error, wish) => this.fail(error, wish);
-    const lane = (path, show) => new Lane((body) => post(path, body), show.bind(this), fail);
+    const lane = (name, show) =>
+      new Lane((body) => post(`/api/${name}`, body), show.bind(this), (error, wish) => this.fail(error, wish, name));
     this.lanes = {
-      look: lane("/api/look", this.looked),
-      routing: lane("/api/routing", this.routed),
-      sweep: lane("/api/sweep", this.swept),
-      decode: lane("/api/decode", this.decoded),
+      look: lane("look", this.looked),
+      routing: lane("routing", this.routed),
+      sweep: lane("sweep", this.swept),
+      decode: lane("decode", this.decoded),
     };
     this.source = new Source(this);
     this.image = new ImagePanel(this);
@@ -44,7 +44,7 @@ class Explorer {
   }
 
   listen() {
-    by("model").replaceChildren(...this.catalogue.models.map(({ name, title }) => new Option(title, name)));
+    by("model").replaceChildren(...this.catalogue.models.map(({ name, title }) => new Option(`${name} · ${title}`, name)));
     by("model").addEventListener("change", () => this.change({ model: by("model").value }));
     by("dismiss").addEventListener("click", () => this.forgive());
     by("copy-link").addEventListener("click", () => this.copyLink());
@@ -97,6 +97,7 @@ class Explorer {
     this.image.follow();
     this.show();
     if (this.model?.name !== this.state.model && !(await this.load())) return;
+    if (this.source.again()) return; // the picture comes back in the size of this network
     this.source.draw();
     this.show();
     this.look();
@@ -262,7 +263,7 @@ class Explorer {
     if (this.silent) this.forgive();
   }
 
-  fail(error, wish) {
+  fail(error, wish, lane = null) {
     if (wish && wish.body.model !== this.state.model) return;
     if (error instanceof Silent) {
       this.complain(error.message);
@@ -273,7 +274,7 @@ class Explorer {
       return;
     }
     if (!(error instanceof Refused)) console.error(error);
-    if (wish && "pixels" in wish.body.image && !("parent" in wish.body) && "pixels" in this.state.image) {
+    if (lane === "look" && "pixels" in wish.body.image && "pixels" in this.state.image) {
       this.set({ image: { sample: this.model.samples.classes[0].samples[0] } });
       this.complain(`${error.message} A sample is shown instead.`);
       return;
@@ -376,6 +377,7 @@ function decoded(base64) {
 }
 
 async function begin() {
+  by("message").hidden = true;
   try {
     const explorer = new Explorer(await get("/api/catalogue"));
     window.explorer = explorer;
@@ -383,6 +385,7 @@ async function begin() {
   } catch (error) {
     by("error").textContent = error.message;
     by("message").hidden = false;
+    if (error instanceof Silent) setTimeout(begin, RETRY_WAITS);
   }
 }
 

@@ -218,7 +218,7 @@ export class DecoderPanel {
       input.setAttribute("aria-valuetext", shown.value);
     });
     document.getElementById("decoder-says").innerHTML =
-      "The Capsule-VAE <b></b> decodes the right picture from the pose <i>m<sub>j</sub></i> of its class <b></b>, and " +
+      "The Capsule-VAE <b></b> draws the picture on the right from the pose <i>m<sub>j</sub></i> of its class <b></b>, and " +
       "each slider moves an entry of it.";
     const [vae, name] = document.querySelectorAll("#decoder-says b");
     vae.textContent = decode.vae;

@@ -22,6 +22,9 @@ const SAYS = {
     "<i>μ<sub>j</sub></i> filled, at two deviations.",
   em: `${PARTS_AND_VOTES}, with EM's variance <i>σ<sub>j</sub></i><sup>2</sup> as an ellipse at two deviations.`,
   dynamic: `${PARTS_AND_VOTES}; Dynamic routing gives them no spread.`,
+  several:
+    `${PARTS_AND_VOTES}; VB draws their covariance E[<i>Λ<sub>j</sub></i>]<sup>−1</sup> as a line and that of ` +
+    "<i>μ<sub>j</sub></i> filled, EM its variance, both at two deviations, and Dynamic has neither.",
   none: "A CNN has no capsules and routes nothing; choose a network with capsules to see its routing.",
 };
 
@@ -86,7 +89,7 @@ export class Chooser {
     const unit = unitOf(this.map);
     const width = roomIn(document.getElementById("parent"));
     const gap = 10 * unit;
-    const room = Math.min(Math.max(window.innerHeight * 0.18, 90), 220);
+    const room = Math.min(Math.max(window.innerHeight * (types * columns > 128 ? 0.3 : 0.18), 90), 260);
     const head = 16 * unit;
     const sizes = [1, 2, 3, 4].map((lines) =>
       Math.min((width / Math.ceil(types / lines) - gap) / columns, ((room - head) / lines - gap) / rows, 20 * unit),
@@ -117,6 +120,7 @@ export class Chooser {
           if (chosen) frame = [x + column * cell, y + row * cell, cell, cell];
         }
       }
+      if (frame) sheet.rect("frame.below", ...frame, { class: "frame below" });
       if (frame) sheet.rect("frame", ...frame, { class: "frame" });
     });
     if (!this.map.contains(document.activeElement)) stop(this.map, "[data-parent]", this.map.querySelector(".place.chosen"));
@@ -133,13 +137,18 @@ export class RoutingPanel {
   }
 
   load({ routing }) {
-    document.getElementById("routing-says").innerHTML = SAYS[routing ?? "none"];
+    this.say(routing ?? "none");
+  }
+
+  say(what) {
+    document.getElementById("routing-says").innerHTML = SAYS[what];
   }
 
   draw() {
     const { look, routing } = this.app.answers;
     this.svg.toggleAttribute("hidden", !routing);
     if (!look || !routing || !this.room.clientWidth) return;
+    this.say(routing.networks.length > 1 ? "several" : routing.networks[0].routing);
     const unit = unitOf(this.svg);
     const plan = this.plan(routing.networks, unit);
     this.sheet.draw(plan.width, round(plan.height), (sheet) => {
@@ -185,7 +194,7 @@ export class RoutingPanel {
     }
     sheet.text("legend.most", 0, base + 15 * unit, `0 – ${percent(most)}`, { class: "quiet" });
     const votes = left + times * (cell + gap);
-    if (several) sheet.text("head.votes", votes, base, "Votes *V*_{j|i} and their mean", { class: "heading" });
+    if (several) sheet.text("head.votes", votes, base, "Votes *V*_{j|i} and *m*_{j}", { class: "heading" });
     for (let t = 0; t < (several ? 2 : 1) * times; t += 1) {
       sheet.text(`time.${t}`, left + t * (cell + gap), top - 8 * unit, `iteration ${(t % times) + 1}`, { class: "quiet" });
     }
@@ -269,7 +278,7 @@ export class RoutingPanel {
   /** Draw the evidence lower bound of the layer as a line, and its terms as a table. */
   elbo(sheet, { elbo, routing }, { box, several }, unit) {
     const { x, y, width, height, tall } = box;
-    const of = tall ? "" : ` of the layer${several ? `, ${routingOf(routing)}` : ""}`;
+    const of = (tall ? "" : " of the layer") + (several ? `, ${routingOf(routing)}` : "");
     const from = elbo[0].bound ? "" : ", from *t* = 2"; // at first a child in several fields counts more than once
     sheet.text("elbo.title", x, y + 12 * unit, `Evidence lower bound *L*(*q*)${of}${from}`, { class: "heading" });
     const top = y + 20 * unit;

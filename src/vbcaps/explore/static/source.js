@@ -30,7 +30,7 @@ export class Source {
     );
     this.open("samples");
     this.listenForFiles();
-    this.drawing = new Drawing((blob) => this.ask("draw", blob));
+    this.drawing = new Drawing((blob) => this.ask(blob));
   }
 
   /** Show one of the three sources. */
@@ -49,8 +49,11 @@ export class Source {
     if (this.sheet) URL.revokeObjectURL(this.sheet);
     this.sheet = URL.createObjectURL(new Blob([bytes], { type: "image/png" }));
     const title = document.createElement("p");
-    title.textContent = [samples.title, samples.note].filter(Boolean).join(". ");
-    this.samples.replaceChildren(title, ...samples.classes.map((one) => this.row(one, samples)));
+    title.textContent = samples.title;
+    const note = document.createElement("p");
+    note.className = "note";
+    note.textContent = samples.note;
+    this.samples.replaceChildren(...(samples.note ? [note] : []), title, ...samples.classes.map((one) => this.row(one, samples)));
   }
 
   row({ name, samples }, { columns }) {
@@ -119,19 +122,28 @@ export class Source {
   upload(file) {
     this.note("");
     const size = (file.size / 2 ** 20).toFixed(1);
-    if (file.size <= MOST_BYTES) this.ask("upload", file);
-    else this.app.complain(`${file.name} has ${size} MiB; choose an image of at most 8 MiB.`);
+    if (file.size <= MOST_BYTES) this.ask(file);
+    else this.app.complain(`${file.name} has ${size} MB; choose an image of at most 8 MB.`);
   }
 
-  ask(way, blob) {
+  /** Ask again for a file or drawing that was sent for a network with images of another size; say whether. */
+  again() {
+    const { state, model } = this.app;
+    if (!("pixels" in state.image) || !this.blob || this.shape === shapeOf(model)) return false;
+    this.ask(this.blob);
+    return true;
+  }
+
+  ask(blob) {
     const { model } = this.app.state;
-    const path = `/api/${way}?model=${encodeURIComponent(model)}`;
+    const path = `/api/upload?model=${encodeURIComponent(model)}`;
     this.count += 1;
     this.lane.want({ key: this.count, body: { path, blob, model, count: this.count } });
   }
 
-  take(answer, { model, count }) {
+  take(answer, { model, count, blob }) {
     if (model !== this.app.state.model || count <= this.from) return;
+    Object.assign(this, { blob, shape: shapeOf(this.app.model) });
     this.note(answer.note);
     this.app.forgive();
     this.app.change({ image: { pixels: answer.pixels } });
@@ -146,6 +158,8 @@ export class Source {
     document.getElementById("upload-note").textContent = words;
   }
 }
+
+const shapeOf = ({ side, channels }) => `${side} x ${side}, ${channels}`;
 
 /** A canvas on which one draws white on black, with the pointer or the keys. */
 class Drawing {

@@ -48,7 +48,8 @@ export function fromLink(hash, catalogue) {
   const state = start(catalogue);
   const wrong = [];
   for (const [name, value] of new URLSearchParams(hash.replace(/^#/, "").replaceAll("+", "%2B"))) {
-    const set = READERS[name] ?? (name in state.changes ? readChange(name) : null);
+    const own = (one) => Object.hasOwn(one, name);
+    const set = own(READERS) ? READERS[name] : own(state.changes) ? readChange(name) : null;
     if (!set) wrong.push(`The link says “${name}”, which this page does not know.`);
     else if (!set(state, value, catalogue)) wrong.push(`The link says ${name}=${value.slice(0, 40)}, which cannot be used.`);
   }
@@ -92,7 +93,7 @@ function readChange(name) {
 
 function readEntries(state, value) {
   const read = value.split(",").map((part) => part.split(":").map(Number));
-  const right = ([d, moved]) => Number.isInteger(d) && d >= 0 && d < ENTRIES && Number.isFinite(moved);
+  const right = ([d, moved]) => Number.isInteger(d) && d >= 0 && d < ENTRIES && Math.abs(moved) < 1000;
   if (!read.every((part) => part.length === 2 && right(part))) return false;
   for (const [d, moved] of read) state.entries[d] = moved;
   return true;
