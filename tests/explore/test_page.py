@@ -95,6 +95,10 @@ class Page:
             original = self.networks.images(state["model"]).pixels[number : number + 1]
         return changed(original, read_changes(state["changes"]))
 
+    def upload(self, path):
+        self.one("[data-source=upload]").click()
+        self.one("#upload input[type=file]").send_keys(str(path))
+
     def error(self):
         return self.one("#error").text
 
@@ -291,8 +295,7 @@ def test_an_upload_is_seen_as_predict_sees_it_and_a_link_restores_it(page, tmp_p
     path = tmp_path / "mine.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 70, 3), dtype=np.uint8)).save(path)
     page.open()
-    page.one("[data-source=upload]").click()
-    page.one("#upload input[type=file]").send_keys(str(path))
+    page.upload(path)
     wait_for(page, "return 'pixels' in window.explorer.state.image")
     page.settle()
     want = page.networks.models[FIRST].predict(path)[0]
@@ -306,8 +309,7 @@ def test_an_image_of_ones_own_stays_when_the_network_changes(page, tmp_path):
     path = tmp_path / "mine.png"
     Image.fromarray(np.random.default_rng(1).integers(0, 256, (48, 48, 3), dtype=np.uint8)).save(path)
     page.open()
-    page.one("[data-source=upload]").click()
-    page.one("#upload input[type=file]").send_keys(str(path))
+    page.upload(path)
     wait_for(page, "return 'pixels' in window.explorer.state.image")
     page.run(
         "const one = document.getElementById('model'); one.value = 'svhn_small'; one.dispatchEvent(new Event('change'))"
@@ -340,11 +342,10 @@ def test_the_sentence_tells_what_each_network_draws(page):
 
 def test_a_bad_upload_is_explained_and_the_page_goes_on(page, tmp_path):
     page.open()
-    page.one("[data-source=upload]").click()
     for name, content, words in (("a.png", b"this is no picture", "no picture"), ("b.png", b"", "empty")):
         path = tmp_path / name
         path.write_bytes(content)
-        page.one("#upload input[type=file]").send_keys(str(path))
+        page.upload(path)
         wait_for(page, "return document.getElementById('error').textContent.includes(arguments[0])", words)
     page.slide("rotate", 15)
     want = page.networks.models[FIRST].predict(page.pixels())[0]

@@ -115,7 +115,6 @@ class Explorer:
             ],
             vae=self.networks.vae(name),
             layers=[dict(zip(keys, layer, strict=True)) for layer in layers],
-            parts=[] if net is None else list(map_sizes(net, "conv_caps1")[-2]),
             samples=of_samples(images),
         )
 
