@@ -303,7 +303,6 @@ def split_of(n: int = 20, classes: int = 5, **change: object) -> Split:
     [
         (dict(images=torch.zeros(20, 1, 4, 4)), "uint8 n c h w"),
         (dict(images=torch.zeros(20, 4, 4, dtype=torch.uint8)), "uint8 n c h w"),
-        (dict(images=torch.zeros(0, 1, 4, 4, dtype=torch.uint8), labels=torch.zeros(0).long()), "no images"),
         (dict(labels=torch.arange(19)), "int64 labels"),
         (dict(labels=torch.zeros(20)), "int64 labels"),
         (dict(labels=torch.arange(20) % 5 - 1), "labels must be 0 to 4, got -1"),
@@ -314,6 +313,12 @@ def split_of(n: int = 20, classes: int = 5, **change: object) -> Split:
 def test_a_dataset_holds_its_splits_to_their_form(change, message):
     with pytest.raises(DataError, match=message):
         Dataset("d", split_of(), split_of(**change), tuple("abcde"), "")
+
+
+def test_only_the_test_set_may_be_empty():
+    assert len(Dataset("d", split_of(), split_of(0), tuple("abcde"), "").test.labels) == 0
+    with pytest.raises(DataError, match="d, training set: there are no images"):
+        Dataset("d", split_of(0), split_of(), tuple("abcde"), "")
 
 
 def test_data_folder(monkeypatch, tmp_path):

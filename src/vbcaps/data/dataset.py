@@ -36,7 +36,7 @@ class Dataset:
 
     name: str
     train: Split
-    test: Split
+    test: Split  # with no images, as of `train.take(torch.arange(0))`, the network is not tested
     classes: tuple[str, ...]
     source: str
     validation: Split | None = None  # only where your own images have a folder for it
@@ -44,15 +44,15 @@ class Dataset:
     def __post_init__(self) -> None:
         for which, split in (("training", self.train), ("test", self.test), ("validation", self.validation)):
             if split is not None:
-                check_split(split, len(self.classes), f"{self.name}, {which} set")
+                check_split(split, len(self.classes), f"{self.name}, {which} set", empty=which == "test")
 
 
-def check_split(split: Split, classes: int, where: str) -> None:
-    """Check a split's shapes, types and range of labels; ``where`` begins the message."""
+def check_split(split: Split, classes: int, where: str, empty: bool = False) -> None:
+    """Check a split's shapes, types and range of labels; ``where`` begins the message, ``empty`` allows no images."""
     images, labels, info = split
     if images.dtype != torch.uint8 or images.ndim != 4:
         raise DataError(f"{where}: images must be uint8 n c h w, got {images.dtype} {tuple(images.shape)}")
-    if len(images) == 0:
+    if len(images) == 0 and not empty:
         raise DataError(f"{where}: there are no images")
     if labels.dtype != torch.int64 or labels.shape != images.shape[:1]:
         raise DataError(
@@ -60,6 +60,8 @@ def check_split(split: Split, classes: int, where: str) -> None:
         )
     if info is not None and info.shape != (len(images), 4):
         raise DataError(f"{where}: {len(images)} images need info of shape {(len(images), 4)}, got {tuple(info.shape)}")
+    if len(images) == 0:
+        return
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= classes:
         raise DataError(f"{where}: labels must be 0 to {classes - 1}, got {low if low < 0 else high}")

@@ -30,5 +30,5 @@ def resize(images: Tensor, size: int) -> Tensor:
 def resize_dataset(dataset: Dataset, size: int | None) -> Dataset:
     if size is None:
         return dataset
-    train, test = (split._replace(images=resize(split.images, size)) for split in (dataset.train, dataset.test))
-    return replace(dataset, train=train, test=test)
+    found = {name: getattr(dataset, name) for name in ("train", "test", "validation")}
+    return replace(dataset, **{k: s._replace(images=resize(s.images, size)) for k, s in found.items() if s is not None})

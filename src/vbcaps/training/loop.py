@@ -13,7 +13,8 @@ from typing import TypedDict, Unpack
 
 import torch
 
-from vbcaps.data import Split, hold_out, load_dataset, viewpoints
+from vbcaps.data import DataError, Dataset, Split, hold_out, load_dataset, viewpoints
+from vbcaps.data.resize import resize_dataset
 from vbcaps.inference import evaluating, exact_convolutions
 from vbcaps.kernels.cpu.launch import why_no_library
 from vbcaps.training.checkpoint import fingerprint
@@ -59,6 +60,7 @@ class Options(TypedDict, total=False):
     """The keyword arguments that ``fit`` and ``fit_seeds`` share."""
 
     weights: Model | str | Path | None
+    data: Dataset | None
     data_folder: str | Path | None
     device: str
     resume: bool
@@ -72,6 +74,7 @@ def fit(
     folder: str | Path,
     *,
     weights: Model | str | Path | None = None,
+    data: Dataset | None = None,
     data_folder: str | Path | None = None,
     device: str = "auto",
     resume: bool = False,
@@ -87,6 +90,8 @@ def fit(
         weights: trained weights to begin with: a model, or anything that ``vbcaps.load`` takes (a name, a weights file,
             the folder of a run). Their network must be the recipe's, but the number of channels and the classes may
             differ; with other classes, the class layer starts from random weights.
+        data: images and labels in memory, ``vbcaps.data.Dataset``, in place of the recipe's dataset. The weights file
+            then says that it was trained on ``data.name``, and has ``image_size``, by default the side of the images.
         data_folder: the folder of the datasets; by default ``VBCAPS_DATA``, else the user's cache.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"`` or ``"auto"``, which takes a GPU if there is one.
         resume: resume from the state in the folder, which no longer needs ``weights``; a finished run is not repeated.
@@ -105,8 +110,8 @@ def fit(
     """
     recipe, folder = named_recipe(recipe) if isinstance(recipe, str) else recipe, Path(folder)
     options = Options(
-        weights=weights, data_folder=data_folder, device=device, resume=resume, deterministic=deterministic,
-        tensorboard=tensorboard, on_event=on_event,
+        weights=weights, data=data, data_folder=data_folder, device=device, resume=resume,
+        deterministic=deterministic, tensorboard=tensorboard, on_event=on_event,
     )  # fmt: skip
     (model,) = _fit(folder, [recipe], [folder], **options)
     return model
@@ -156,6 +161,7 @@ def _fit(
     folders: list[Path],
     *,
     weights: Model | str | Path | None = None,
+    data: Dataset | None = None,
     data_folder: str | Path | None = None,
     device: str = "auto",
     resume: bool = False,
@@ -164,6 +170,7 @@ def _fit(
     on_event: Callable[[Event], None] | None = None,
 ) -> list[Model]:
     """Train recipes that differ in their seeds, each in its folder, which is ``out`` itself or lies in it."""
+    recipes = recipes if data is None else [trained_on(data, recipe) for recipe in recipes]
     place = pick_device(device)
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = deterministic, not deterministic
     group = join(place)
@@ -177,7 +184,7 @@ def _fit(
         for recipe, folder in zip(recipes, folders, strict=True):
             check_folder(recipe, folder, resume)
     start = None if weights is None else Start.of(weights, recipes[0])
-    data = prepare(recipes[0], data_folder, place)
+    parts = prepare(recipes[0], data_folder, place, dataset=data)
     send = on_event if on_event is not None and group.writes else lambda event: None
     together = place.type == "cuda" and group.size == 1
     if together:
@@ -186,7 +193,7 @@ def _fit(
         runs = []
         for recipe, folder in zip(recipes, folders, strict=True):
             stream = torch.cuda.Stream(place) if together else None
-            runs.append((train(recipe, folder, data, group, stream, start, resume, tensorboard, stop, send), stream))
+            runs.append((train(recipe, folder, parts, group, stream, start, resume, tensorboard, stop, send), stream))
         return in_turns(runs) if together else [model for one in runs for model in in_turns([one])]
 
 
@@ -334,9 +341,36 @@ def temperature_of(learner: Learner, split: Split | None, classes: tuple[str, ..
     return fit_temperature(group.sum(everyones).clamp_min(torch.finfo(found.dtype).tiny).log(), split.labels)
 
 
-def prepare(recipe: Recipe, folder: str | Path | None, device: torch.device, whole: bool = False) -> Data:
-    """Return the parts of the recipe's data, on the device; with ``whole``, all images of a folder are the test set."""
-    if recipe.data is not None:
+def trained_on(dataset: Dataset, recipe: Recipe) -> Recipe:
+    """Return the recipe of a training on images in memory; it names them, and the side to which images are resized."""
+    splits = [split for split in (dataset.train, dataset.test, dataset.validation) if split is not None]
+    sizes = sorted({tuple(split.images.shape[2:]) for split in splits})
+    height, width = sizes[0]
+    if recipe.image_size is None and (len(sizes) > 1 or height != width):
+        raise DataError(f"{dataset.name}: images must be square and of one size, or image_size be set; got {sizes}")
+    return replace(recipe, data=dataset.name, image_size=recipe.image_size or height)
+
+
+def prepare(
+    recipe: Recipe,
+    folder: str | Path | None,
+    device: torch.device,
+    whole: bool = False,
+    *,
+    dataset: Dataset | None = None,
+) -> Data:
+    """Return the parts of the recipe's data, on the device.
+
+    Args:
+        recipe: says which dataset, and which of its images are trained on, held out and tested.
+        folder: the folder of the datasets.
+        device: receives images and labels.
+        whole: take all images of a folder as the test set.
+        dataset: images in memory, in place of the recipe's; ``trained_on`` gives them their recipe.
+    """
+    if dataset is not None:
+        dataset = resize_dataset(dataset, recipe.image_size)
+    elif recipe.data is not None:
         dataset = load_dataset(Path(recipe.data).resolve(), size=recipe.image_size or recipe.crop, whole=whole)
     else:
         dataset = load_dataset(recipe.dataset, folder, recipe.image_size)

@@ -295,8 +295,9 @@ class RunLog:
         return path.name
 
     def to_test(self) -> tuple[Split | None, Split | None]:
-        """Return the test set and the familiar views, or None for both while a share of the training set chooses."""
-        tested = self.recipe.test or not self.recipe.validation
+        """Return the test set and the familiar views, or None for both while a share of the training set chooses, and
+        where the test set has no images."""
+        tested = (self.recipe.test or not self.recipe.validation) and len(self.data.test.labels)
         return (self.data.test, self.data.familiar) if tested else (None, None)
 
     @property
