@@ -11,10 +11,7 @@ from vbcaps.data import load_dataset
 from vbcaps.uncertainty import auroc, scores
 
 ROOT = Path(__file__).parents[1]
-PAGES = (
-    "README.md", "docs/library.md", "docs/training.md", "docs/speed.md", "docs/choices.md", "docs/analyses.md",
-    "docs/vae.md", "docs/uncertainty.md", "docs/explore.md", "CONTRIBUTING.md",
-)  # fmt: skip
+PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
 NEEDS = (".cuda()", "fit(", "runs/")  # a GPU, minutes, a run
 
 
@@ -63,10 +60,6 @@ def test_the_page_of_uncertainty_does_what_it_says(tmp_path, monkeypatch):
     elbo = [scores(names["model"], names[some])["elbo"] for some in ("test_images", "strangers")]
     assert auroc(*elbo) > 0.9  # the page's network is one in which the ELBO tells
     assert not load("mine.safetensors").densities["class_caps.kappa"].tied
-
-
-def test_no_page_is_left_out():
-    assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")} <= set(PAGES)
 
 
 @pytest.mark.parametrize("page", PAGES)

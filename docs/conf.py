@@ -1,0 +1,45 @@
+"""Sphinx: how the pages of this folder become the site. ``scripts/docs`` builds it."""
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import vbcaps
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE / "_sphinx"))
+
+project = "vbcaps"
+author = "The vbcaps authors"
+version = release = vbcaps.__version__
+language = "en"
+
+extensions = [
+    "myst_nb",  # Markdown pages, and notebooks, which are executed
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.mathjax",
+    "sphinx_copybutton",
+    "links",
+]
+exclude_patterns = ["_build", "_sphinx", "_static"]
+
+myst_enable_extensions = ["dollarmath", "deflist"]
+myst_heading_anchors = 4
+nb_execution_mode = "force"
+nb_execution_timeout = 300
+nb_execution_raise_on_error = True
+nb_merge_streams = True
+
+html_theme = "furo"
+html_title = "vbcaps"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sphinx = False
+
+# One file of MathJax, from a package, so that the pages show formulas without a network.
+bundled = find_spec("sphinx-mathjax-offline")
+if bundled is not None and bundled.submodule_search_locations:
+    html_static_path.append(str(Path(bundled.submodule_search_locations[0], "static/mathjax/tex-svg.js")))
+    mathjax_path = "tex-svg.js"
