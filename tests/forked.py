@@ -19,6 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import sklearn.metrics  # noqa: F401  (a run imports it to test: a child would be killed in that, again and again)
 import tiny
 import torch
 import torch._dynamo  # optimisers import it at their first step: a child would be killed in that, again and again

@@ -1,5 +1,6 @@
 """The command line from end to end, on networks and images that take a second."""
 
+import csv
 import dataclasses
 import json
 import os
@@ -147,6 +148,22 @@ def test_eval_gives_what_the_run_recorded_and_draws_it(trained):
     assert Path("c.png").exists()
     assert "95% interval" in run("eval", folder / "last.safetensors", "--crops", 5)
     assert "24 images" in run("eval", folder, "--data", images)  # what was held out of its own
+
+
+def test_eval_writes_the_measures_of_each_class_as_a_table_csv_and_json(trained):
+    said = run("eval", trained[1], "--csv", "classes.csv", "--json", "all.json", "--ordinal")
+    assert said.startswith("class images error 95% interval precision recall F1 AUC circle 8 ")
+    result = json.loads(Path("all.json").read_text())
+    assert f"balanced accuracy {result['balanced_accuracy']:.3f}, macro F1 {result['macro_f1']:.3f}" in said
+    assert f"quadratic kappa {result['quadratic_kappa']:.3f}" in said
+    assert "quadratic" not in run("eval", trained[1])
+    with open("classes.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row, of_class, counts in zip(rows, result["per_class"], result["confusion"], strict=True):
+        assert (row["class"], int(row["images"])) == (of_class["name"], of_class["count"])
+        for name in ("precision", "recall", "f1", "auc"):
+            assert row[name] == ("" if of_class[name] is None else f"{of_class[name]:.6f}")
+        assert [int(row[f"as {name}"]) for name in SHAPES] == counts
 
 
 def test_eval_takes_all_images_that_it_was_not_trained_on(trained):

@@ -21,7 +21,17 @@ from vbcaps.cli.arguments import DataFolder, Device, check_device, check_fits, c
 from vbcaps.cli.explore import explore
 from vbcaps.cli.figures import figures
 from vbcaps.cli.help import Command, Group
-from vbcaps.cli.report import complain, console, draw, percent, save_text, say, say_evaluation, table
+from vbcaps.cli.report import (
+    complain,
+    console,
+    draw,
+    evaluation_csv,
+    percent,
+    save_text,
+    say,
+    say_evaluation,
+    table,
+)  # fmt: skip
 from vbcaps.cli.routing import routing
 from vbcaps.cli.runs import newest_run
 from vbcaps.cli.uncertainty import uncertainty
@@ -99,12 +109,25 @@ def evaluate_weights(
     ] = None,
     data_folder: DataFolder = None,
     device: Device = "auto",
+    csv_file: Annotated[
+        Path | None,
+        typer.Option("--csv", metavar="FILE", help="write the measures of each class and the confusion matrix"),
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="write the same, and the measures of all, as JSON")
+    ] = None,
     picture: Annotated[Path | None, typer.Option(metavar="FILE", help="draw the confusion matrix, as PNG")] = None,
+    ordinal: Annotated[
+        bool, typer.Option("--ordinal", metavar="", help="the classes are ordered: also print the quadratic kappa")
+    ] = False,
     save: Annotated[
         bool, typer.Option("--save", metavar="", help="write the result on several crops beside result.json")
     ] = False,
 ) -> None:
-    """Test a network: its error with a 95% interval, and by class. The recipe is in the weights file."""
+    """Test a network: its error with a 95% interval, and the precision, recall, F1 and AUC of each class.
+
+    The recipe is in the weights file.
+    """
     if save and data is not None:
         raise typer.BadParameter(
             "a run keeps tests of its recipe's data; --save cannot be combined with --data, drop one of them",
@@ -134,13 +157,19 @@ def evaluate_weights(
                 evaluation = evaluate(model, there.test, crops=crops)
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--crops") from error
-        say_evaluation(evaluation, f"{recipe.name}, tested on {recipe.data or recipe.dataset} ({there.source})")
+        what = f"{recipe.name}, tested on {recipe.data or recipe.dataset} ({there.source})"
+        say_evaluation(evaluation, what, ordinal)
         if crops == 1 and data is None and about.get("test_error") is not None:
             say(f"the weights file says {percent(about['test_error'])}")
         if kept is not None:
             about_it = dict(weights=file.name, source=there.source, environment=environment(place, 1))
             write_json(kept, evaluation.to_json() | about_it)
             say(f"wrote {kept}")
+        if csv_file is not None:
+            save_text(csv_file, evaluation_csv(evaluation))
+        if json_file is not None:
+            about_it = dict(weights=model.name, trained=model.origin(), source=there.source)
+            save_text(json_file, json.dumps(evaluation.to_json() | about_it, indent=2) + "\n")
         if picture is not None:
             draw(lambda: confusion(evaluation.to_json(), picture))
 

@@ -1,5 +1,7 @@
 """The output of the command line: sentences, tables, and the pictures of a run."""
 
+import csv
+import io
 import os
 import statistics
 import textwrap
@@ -23,6 +25,7 @@ SHOWN = 24  # images in a run's picture of predictions
 GAP, INDENT = "  ", "  "  # between the columns of a table; before the lines of a row that is not in columns
 NARROW = 16  # least width to which texts in a table are wrapped
 FAR = 0.15  # warn if the validation error is that far above the training error, and more than twice as high
+MEASURES = ("precision", "recall", "f1", "auc")  # of a class, beside its error
 KNOWN = 0.2  # training error up to which a network may be said to know its images
 
 
@@ -194,12 +197,41 @@ def tested(evaluation: "Evaluation", what: str) -> str:
     )
 
 
-def say_evaluation(evaluation: "Evaluation", what: str) -> None:
-    rows = table("class", numbers=("images", "error", "95% interval"))
+def say_evaluation(evaluation: "Evaluation", what: str, ordinal: bool = False) -> None:
+    """Print the measures of each class, then those of all; ``ordinal`` adds the kappa of ordered classes."""
+    numbers = ("images", "error", "95% interval", "precision", "recall", "F1", "AUC")
+    rows = table("class", numbers=numbers, spare=["95% interval"])
     for row in evaluation.per_class:
         low, high = row["interval"]
-        rows.add_row(row["name"], f"{row['count']:,}", percent(row["error"]), f"{percent(low)} to {percent(high)}")
-    say(rows, tested(evaluation, what))
+        more = (number(row.get(name)) for name in MEASURES)
+        rows.add_row(
+            row["name"], f"{row['count']:,}", percent(row["error"]), f"{percent(low)} to {percent(high)}", *more
+        )
+    said = dict(
+        balanced_accuracy="balanced accuracy", macro_f1="macro F1", weighted_f1="weighted F1", macro_auc="macro AUC",
+        kappa="kappa",
+    )  # fmt: skip
+    if ordinal:
+        said["quadratic_kappa"] = "quadratic kappa"
+    measured = [f"{words} {number(getattr(evaluation, field))}" for field, words in said.items()]
+    say(rows, tested(evaluation, what), ", ".join(measured))
+
+
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def evaluation_csv(evaluation: "Evaluation") -> str:
+    """Return a row for each class: its measures, and how many of its images were given each answer."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    answers = [f"as {row['name']}" for row in evaluation.per_class]
+    writer.writerow(["class", "images", "error", "low", "high", *MEASURES, *answers])
+    for row, counts in zip(evaluation.per_class, evaluation.confusion, strict=True):
+        shares = [row["error"], *row["interval"], *(row.get(name) for name in MEASURES)]
+        cells = ["" if share is None else f"{share:.6f}" for share in shares]
+        writer.writerow([row["name"], row["count"], *cells, *counts])
+    return text.getvalue()
 
 
 def draw(picture: Callable[[], Path | Sequence[Path]], quiet: bool = False) -> None:

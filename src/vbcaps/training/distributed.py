@@ -47,6 +47,18 @@ class Group(NamedTuple):
             dist.all_reduce(x)
         return x
 
+    def gather(self, x: Tensor) -> Tensor:
+        """Return the rows of all processes, which may have different numbers of them, one process after another."""
+        if self.size == 1:
+            return x
+        counts = torch.zeros(self.size, dtype=torch.int64, device=x.device)
+        counts[self.rank] = len(x)
+        counts = self.sum(counts)
+        begin = int(counts[: self.rank].sum())
+        everyones = x.new_zeros(int(counts.sum()), *x.shape[1:])
+        everyones[begin : begin + len(x)] = x
+        return self.sum(everyones)
+
     def largest(self, value: int, device: torch.device) -> int:
         if self.size == 1:
             return value

@@ -1,4 +1,4 @@
-"""Test error with its confidence interval, by class and as a confusion matrix.
+"""Test error with its confidence interval, other measures, by class and as a confusion matrix.
 
 Axes: n image, k crop, c class.
 """
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vbcaps.data import Split, View
 from vbcaps.inference import evaluating, exact_convolutions, probabilities
+from vbcaps.training import measures
 from vbcaps.training.distributed import ALONE, Group
 from vbcaps.training.step import Graph
 from vbcaps.vae import CapsVAE, Network, Reconstruction
@@ -26,16 +27,28 @@ Z95 = 1.959963984540054  # a standard normal variable lies between -Z95 and Z95 
 class Evaluation:
     """Errors are shares from 0 to 1; ``confusion[truth][answer]`` are counts.
 
-    A VAE decodes the class that it predicts, from the posterior mean.
+    A VAE decodes the class that it predicts, from the posterior mean. A measure is None where it is not defined, and in
+    the results of earlier versions; means leave such classes out.
     """
 
     error: float
     interval: tuple[float, float]  # Wilson's, 95%
     count: int
     crops: int
-    per_class: list[dict[str, Any]]  # name, count, error, interval
+    per_class: list[dict[str, Any]]  # name, count, error, interval; precision, recall, f1, auc if measured
     confusion: list[list[int]]
     reconstruction: float | None = None  # of a VAE: squared error for each pixel, on pixels from 0 to 1
+    balanced_accuracy: float | None = None  # mean recall of the classes
+    macro_f1: float | None = None  # mean over the classes
+    weighted_f1: float | None = None  # mean over the images, each with the F1 of its class
+    macro_auc: float | None = None  # mean over the classes, each against all others
+    kappa: float | None = None  # Cohen's: agreement beyond chance
+    quadratic_kappa: float | None = None  # the same for ordered classes: a miss by two counts four times
+
+    @property
+    def balanced_error(self) -> float:
+        """Return the mean error of the classes that have images."""
+        return measures.balanced_error(self.confusion)
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -46,7 +59,7 @@ class Evaluation:
 
 
 def evaluate(model: Model, split: Split, *, crops: int = 1, batch_size: int = 256) -> Evaluation:
-    """Return the error of a model, with its 95% interval, by class and as a confusion matrix.
+    """Return the error of a model with its 95% interval and other measures, by class and as a confusion matrix.
 
     Args:
         model: a result of ``vbcaps.load`` or ``vbcaps.fit``. A GPU runs it as one CUDA graph.
@@ -142,26 +155,34 @@ def summary(
     crops: int = 1,
     group: Group = ALONE,
     errors: Tensor | None = None,
+    measured: bool = True,
 ) -> Evaluation:
     """Return errors from probabilities ``n c`` and labels ``n``, over the images of all processes.
 
     Args:
         errors: the squared error of each image of a VAE for each pixel; those after the n-th are left out.
+        measured: also compute the measures that need scikit-learn.
     """
     c = len(classes)
     pairs = torch.bincount((labels * c + scores.argmax(1)).cpu(), minlength=c * c)
     confusion = group.sum(pairs.to(scores.device)).view(c, c).tolist()
-    per_class = []
+    per_class: list[dict[str, Any]] = []
     for j, name in enumerate(classes):
         count, wrong = sum(confusion[j]), sum(confusion[j]) - confusion[j][j]
         row = dict(name=name, count=count, error=wrong / max(count, 1), interval=wilson(wrong, count))
         per_class.append(row)
+    of_all: dict[str, Any] = {}
+    if measured:
+        found = measures.of_classes(confusion, group.gather(scores), group.gather(labels))
+        per_class = [row | more for row, more in zip(per_class, found, strict=True)]
+        of_all = measures.of_all(confusion, per_class)
     count = sum(map(sum, confusion))
     wrong = count - sum(confusion[j][j] for j in range(c))
     reconstruction = None
     if errors is not None:
         reconstruction = float(group.sum(errors[: len(labels)].double().sum())) / count
-    return Evaluation(wrong / count, wilson(wrong, count), count, crops, per_class, confusion, reconstruction)
+    shares = wrong / count, wilson(wrong, count)
+    return Evaluation(*shares, count, crops, per_class, confusion, reconstruction, **of_all)
 
 
 def wilson(wrong: int, count: int) -> tuple[float, float]:

@@ -255,7 +255,7 @@ def loop(
         return log.finished_model()
     log.open(resume)
     board = Board(folder, learner.epoch) if tensorboard and group.writes else None
-    validate = scorer(learner, data.validation, data.classes)
+    validate = scorer(learner, data.validation, data.classes, measured=False)
     if slow := why_slow(recipe, data.train.labels.device):
         send(log.event("note", message=slow))
     if log.steps_done:
@@ -319,7 +319,9 @@ def why_slow(recipe: Recipe, device: torch.device) -> str:
     return f"there are no kernels for this CPU, so training takes some 20 times as long: {why}" if why else ""
 
 
-def scorer(learner: Learner, split: Split | None, classes: tuple[str, ...]) -> Callable[[], Evaluation] | None:
+def scorer(
+    learner: Learner, split: Split | None, classes: tuple[str, ...], measured: bool = True
+) -> Callable[[], Evaluation] | None:
     """Return a function that evaluates the present weights; of w processes each takes every w-th image."""
     if split is None:
         return None
@@ -327,7 +329,7 @@ def scorer(learner: Learner, split: Split | None, classes: tuple[str, ...]) -> C
     if group.size > 1:  # a single process copies nothing: several seeds share the data
         mine = split.take(torch.arange(group.rank, len(split.labels), group.size, device=split.labels.device))
     score = Scorer(learner.weights, mine.images, learner.view, len(classes), stream=learner.stream)
-    return lambda: summary(score(), mine.labels, classes, group=group, errors=score.errors)
+    return lambda: summary(score(), mine.labels, classes, group=group, errors=score.errors, measured=measured)
 
 
 def temperature_of(learner: Learner, split: Split | None, classes: tuple[str, ...]) -> float | None:
