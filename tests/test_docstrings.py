@@ -13,8 +13,9 @@ import vbcaps.routing
 import vbcaps.uncertainty
 
 MODULES = (
-    "distributions", "layers", "losses", "models", "norm", "prior", "routing.dynamic", "routing.em", "routing.fields",
-    "routing.vb", "training.evaluate", "training.recipes", "uncertainty.damage", "uncertainty.density",
+    "distributions", "heads", "layers", "losses", "models", "norm", "prior", "routing.dynamic", "routing.em",
+    "routing.fields", "routing.vb", "training.evaluate", "training.recipes", "uncertainty.damage",
+    "uncertainty.density",
     "uncertainty.metrics", "uncertainty.predictive", "uncertainty.scores", "vae", "weights.find",
     "weights.model",
 )  # fmt: skip

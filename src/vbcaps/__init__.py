@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vbcaps.heads import BackboneCapsNet, CapsHead
     from vbcaps.layers import Capsules, ClassCaps, ConvCaps, PrimaryCaps
     from vbcaps.models import CapsNet, ConvNet
     from vbcaps.prior import Prior
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 __all__ = [
+    "BackboneCapsNet",
+    "CapsHead",
     "CapsNet",
     "CapsVAE",
     "Capsules",
@@ -35,6 +38,7 @@ __all__ = [
 ]
 
 _HOME = dict(
+    BackboneCapsNet="heads", CapsHead="heads",
     CapsNet="models", ConvNet="models", CapsVAE="vae", Reconstruction="vae", Prior="prior",
     Capsules="layers", ClassCaps="layers", ConvCaps="layers", PrimaryCaps="layers",
     Model="weights.model", load="weights.model", list_models="weights.find",

@@ -108,6 +108,7 @@ class LayerTrace(NamedTuple):
         votes: for each parent, ``n l i j d``.
         iterations: the routing's result after each iteration, with the responsibilities ``r`` that it used:
             `Posterior` (VB), `Mixture` (EM) or `Agreement` (Dynamic). The last is ``parents.posterior``.
+        padding: rows and columns of children that were added on each side of the map.
     """
 
     children: Capsules
@@ -116,6 +117,7 @@ class LayerTrace(NamedTuple):
     activations: Tensor
     votes: Tensor
     iterations: tuple[RoutingResult, ...]
+    padding: tuple[int, int] = (0, 0)
 
 
 class Children(NamedTuple):
@@ -264,7 +266,7 @@ class ConvCaps(nn.Module):
             history: list[RoutingResult] = []
             logit, q = self.routing(activations, votes, fields.child, a.shape[1], history)
             parents = self.parents_of(logit, q.m.unflatten(-1, pose.shape[-2:]), q, size)
-        return LayerTrace(caps, parents, fields, activations, votes, tuple(history))
+        return LayerTrace(caps, parents, fields, activations, votes, tuple(history), self.padding)
 
     def children_of(self, caps: Capsules) -> Children:
         """Number the children of the map, padded, and lay a field for each parent over them."""

@@ -1,6 +1,7 @@
 r"""What a trace of routing shows: the parts of the image that a parent took, its votes, and the pixels it can see.
 
-`CapsNet.trace` returns the trace; the pictures and the explorer in the browser draw what these functions return.
+`CapsNet.trace` and `CapsHead.trace` return the trace; the pictures and the explorer in the browser draw what these
+functions return.
 
 Axes: n image, l parent position, i child slot in a receptive field, j parent type, c child, d pose entry, t iteration;
 y x row and column of a map of capsules, b of two principal components.
@@ -30,15 +31,18 @@ def shares_of_children(layer: LayerTrace, of_parents: Tensor, iteration: int = -
         iteration: the iteration whose responsibilities count.
 
     Returns:
-        The amount that each child holds, ``c``; the sum over children is the sum over parents.
+        The amount that each child of the map holds, ``c``; the sum over children is the sum over parents.
     """
     L, I = layer.fields.child.shape
     r = layer.iterations[iteration].r[0].reshape(L, I, -1)
     R = layer.activations[0].reshape(L, I, 1) * r  # l i j
     shares = R / R.sum(1, keepdim=True).clamp_min(torch.finfo(R.dtype).tiny)
     held = (shares * of_parents.reshape(L, 1, -1)).sum(2)  # l i
-    children = int(layer.fields.child.max()) + 1
-    return held.new_zeros(children).index_add(0, layer.fields.child.flatten(), held.flatten())
+    y, x, types = layer.children.activations.shape[1:]
+    top, left = layer.padding
+    of_all = held.new_zeros((y + 2 * top) * (x + 2 * left) * types)
+    of_all = of_all.index_add(0, layer.fields.child.flatten(), held.flatten())
+    return of_all.reshape(y + 2 * top, x + 2 * left, types)[top : top + y, left : left + x].flatten()
 
 
 def parts_of(trace: NetworkTrace, layer: str, position: int, type: int, iteration: int = -1) -> Tensor:
@@ -48,7 +52,7 @@ def parts_of(trace: NetworkTrace, layer: str, position: int, type: int, iteratio
 
     Args:
         trace: how a network routed one image.
-        layer: the layer of the parent, one of ``LAYERS``.
+        layer: the layer of the parent, one of ``trace.layers``.
         position: the parent's position l; 0 for a class capsule.
         type: the parent's type j; for a class capsule its class.
         iteration: the iteration of this layer; the layers below it count after their last.
@@ -59,13 +63,11 @@ def parts_of(trace: NetworkTrace, layer: str, position: int, type: int, iteratio
     held = top.votes.new_zeros(L, J)
     held[position, type] = 1
     held = shares_of_children(top, held, iteration)
-    for name in reversed(LAYERS[: LAYERS.index(layer)]):
+    names = list(trace.layers)
+    for name in reversed(names[: names.index(layer)]):
         below = trace.layers[name]
         held = shares_of_children(below, held.reshape(below.fields.child.shape[0], -1))
-    y, x, types = trace.layers["conv_caps1"].children.activations.shape[1:]
-    seen = held.new_zeros(y * x * types)
-    seen[: len(held)] = held  # children after the last field are in no field
-    return seen.reshape(y, x, types).sum(2)
+    return held.reshape(trace.layers[names[0]].children.activations.shape[1:]).sum(2)
 
 
 class Cloud(NamedTuple):
@@ -236,8 +238,8 @@ def types_of(layer: LayerTrace) -> int:
 
 def check_parent(trace: NetworkTrace, layer: str, position: int, type: int) -> None:
     """Raise an error that says which parents there are, unless a trace of one image has this one."""
-    if layer not in LAYERS:
-        raise ValueError(f"layer must be one of {LAYERS}, got {layer!r}")
+    if layer not in trace.layers:
+        raise ValueError(f"layer must be one of {tuple(trace.layers)}, got {layer!r}")
     one = trace.layers[layer]
     if len(one.votes) != 1:
         raise ValueError(f"the trace must be of one image, got {len(one.votes)}: trace images one by one")

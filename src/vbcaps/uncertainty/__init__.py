@@ -21,7 +21,7 @@ from vbcaps.uncertainty.predictive import (
     probability_samples,
     sampled_probabilities,
 )
-from vbcaps.uncertainty.scores import Look, fit_densities, look, posterior_scores, scores
+from vbcaps.uncertainty.scores import Look, fit_densities, head_scores, look, posterior_scores, scores
 
 __all__ = [
     "Density",
@@ -36,6 +36,7 @@ __all__ = [
     "fit_density",
     "fit_temperature",
     "fpr95",
+    "head_scores",
     "look",
     "mean_field_probabilities",
     "nll",

@@ -36,9 +36,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from vbcaps.heads import BackboneCapsNet, CapsHead
 from vbcaps.inference import evaluating, exact_convolutions
-from vbcaps.layers import Capsules, without_autocast
-from vbcaps.models import CapsNet, ConvNet
+from vbcaps.layers import Capsules, ClassCaps, without_autocast
+from vbcaps.models import ConvNet
 from vbcaps.routing import Mixture, Posterior
 from vbcaps.routing.em import EMRouting
 from vbcaps.routing.vb import VBRouting, expected_logdet
@@ -134,6 +135,30 @@ def of_logits(logits: Tensor, temperature: float = 1.0) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
+def head_scores(net: CapsHead | BackboneCapsNet, x: Tensor, temperature: float = 1.0) -> dict[str, Tensor]:
+    """Return every score of uncertainty of capsules on a backbone, ``n`` each; larger is less familiar.
+
+    Args:
+        net: a head, or a network of a backbone and a head; it runs in evaluation mode.
+        x: the network's input: images for a network, feature maps for a head.
+        temperature: divides the logits.
+
+    Example:
+        >>> from vbcaps import CapsHead
+        >>> from vbcaps.uncertainty import head_scores
+        >>> found = head_scores(CapsHead(8, num_classes=3, caps=(4,)), torch.randn(2, 8, 5, 5))
+        >>> found["entropy"].shape, "elbo" in found
+        (torch.Size([2]), True)
+    """
+    head, features = (net.head, net.features) if isinstance(net, BackboneCapsNet) else (net, lambda x: x)
+    with evaluating(net):
+        children = head.children_of_classes(features(x))
+        out = head.class_caps(children)
+    of_vb = of_posterior(head.class_caps, children, out) if isinstance(out.posterior, Posterior) else {}
+    return of_logits(out.logits, temperature) | of_vb
+
+
+@torch.no_grad()
 def look(model: "Model", images: Any, *, features: bool = True, batch_size: int = 256) -> Look:
     """Run the network once over images, and return logits, the posterior's scores, and features.
 
@@ -180,7 +205,7 @@ def _look_at(net: Any, x: Tensor, features: bool) -> Look:
     children, out = caps, net.class_caps(caps)
     if features:
         found |= _features("class_caps", out) | dict(logits=out.logits)
-    of_vb = _posterior_scores(net, children, out) if isinstance(out.posterior, Posterior) else {}
+    of_vb = of_posterior(net.class_caps, children, out) if isinstance(out.posterior, Posterior) else {}
     return Look(out.logits, of_vb, found)
 
 
@@ -198,7 +223,8 @@ def _features(layer: str, caps: Capsules) -> dict[str, Tensor]:
     return {f"{layer}.{kind}": x.mean(1).flatten(1).to(caps.poses.dtype) for kind, x in at_least_3.items()}
 
 
-def _posterior_scores(net: CapsNet, children: Capsules, out: Capsules) -> dict[str, Tensor]:
+def of_posterior(layer: ClassCaps, children: Capsules, out: Capsules) -> dict[str, Tensor]:
+    """Return the scores of the posterior, ``n`` each, where a class layer with VB routing made ``out`` of children."""
     q = out.posterior
     assert isinstance(q, Posterior)
     answer = out.logits.argmax(1, keepdim=True)
@@ -217,14 +243,14 @@ def _posterior_scores(net: CapsNet, children: Capsules, out: Capsules) -> dict[s
         votes=-of_answer(votes_of(q)),
         alpha=-of_answer(q.alpha / q.alpha.sum(1, keepdim=True)),
         epistemic=of_answer((1 / (q.kappa[..., None] * q.nu[..., None] * psi)).mean(-1).to(q.m.dtype)),
-        elbo=-_elbo(net, children, q),
+        elbo=-_elbo(layer, children, q),
     )
 
 
-def _elbo(net: CapsNet, children: Capsules, q: Posterior) -> Tensor:
+def _elbo(layer: ClassCaps, children: Capsules, q: Posterior) -> Tensor:
     """Return the evidence lower bound of the class layer, divided by the activation of all children."""
     with without_autocast(children.activations.device):
-        a, pose, W, fields, coordinates, _ = net.class_caps.children_of(children)
+        a, pose, W, fields, coordinates, _ = layer.children_of(children)
         a, V = in_fields(a, pose, W, fields, coordinates)
     return q.elbo(a[:, 0], V[:, 0]).total / a.flatten(1).sum(1).clamp_min(1e-6)
 
