@@ -20,6 +20,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.mathjax",
     "sphinx_copybutton",
+    "docstrings",
     "links",
 ]
 exclude_patterns = ["_build", "_sphinx", "_static"]
@@ -30,6 +31,24 @@ nb_execution_mode = "force"
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 nb_merge_streams = True
+
+# Every reference to a name of the library must lead somewhere. Those to other libraries would need their indexes, which
+# are on the network.
+nitpicky = True
+nitpick_ignore_regex = [
+    ("py:.*", r"(?!vbcaps).*"),
+    ("py:class", r"vbcaps\.training\.(distributed|learner)\..*"),  # rooms of the library that the reference leaves out
+    ("py:class", r"vbcaps\.training\.loop\.Options|vbcaps\.routing\.fields\.T"),  # for the type checker
+]
+autodoc_default_options = {"members": True, "member-order": "bysource"}
+autodoc_inherit_docstrings = False
+autodoc_class_signature = "mixed"
+autodoc_preserve_defaults = True
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 100
+napoleon_custom_sections = ["Shape", "Axes"]
+napoleon_numpy_docstring = False
+toc_object_entries_show_parents = "hide"
 
 html_theme = "furo"
 html_title = "vbcaps"

@@ -24,7 +24,7 @@ class RunningStatistics(nn.modules.batchnorm._BatchNorm):
 
     Attributes:
         gather: if several processes train together, a differentiable function that stacks the tensors of all of them
-            (`vbcaps.training.distributed.synchronise` sets it). All processes must have equally many values.
+            (``vbcaps.training.distributed.synchronise`` sets it). All processes must have equally many values.
     """
 
     gather: Callable[[Tensor], Tensor] | None = None
