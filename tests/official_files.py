@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from vbcaps.data.medmnist_table import TABLE, file_name
+
 NORB = {
     "train": "smallnorb-5x46789x9x18x6x2x96x96-training",
     "test": "smallnorb-5x01235x9x18x6x2x96x96-testing",
@@ -202,6 +204,21 @@ def make_sheets(folder: Path, n: int = 4096 + 70) -> dict[str, np.ndarray]:
                 y, x = i // 64 * 32, i % 64 * 32
                 sheet[y : y + 32, x : x + 32] = image.transpose(1, 2, 0)
             Image.fromarray(sheet).save(folder / f"{part}_{k // 4096:02d}.webp", lossless=True, method=0, quality=0)
+    return arrays
+
+
+# MedMNIST
+
+
+def make_medmnist(folder: Path, side: int = 28, counts: tuple[int, int, int] = (24, 9, 12)) -> dict[str, np.ndarray]:
+    """An official file of the dataset ``folder.name``; labels 0, 1, ..., 0, ... as the file has them, ``n 1``."""
+    about, folder = TABLE[folder.name], Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays: dict[str, np.ndarray] = {}
+    for seed, (part, count) in enumerate(zip(("train", "val", "test"), counts, strict=True)):
+        arrays[f"{part}_images"] = pixels(count, side, side, *([3] if about.channels == 3 else []), seed=seed)
+        arrays[f"{part}_labels"] = (np.arange(count, dtype=np.uint8) % len(about.classes))[:, None]
+    np.savez_compressed(folder / file_name(folder.name, side), **arrays)
     return arrays
 
 

@@ -216,5 +216,24 @@ def test_the_table_is_well_formed():
     for files in OFFICIAL.values():
         for file in files:
             assert len(file.addresses) >= 2
-            assert all(address.startswith("http") and address.endswith("/" + file.name) for address in file.addresses)
+            ends = f"/{file.name}{file.query}"
+            assert all(address.startswith("http") and address.endswith(ends) for address in file.addresses)
             assert file.sha256 is None or len(bytes.fromhex(file.sha256)) == 32
+
+
+def test_files_of_medmnist_are_fetched_by_size_and_held_to_their_md5(server, tmp_path, monkeypatch):
+    official.make_medmnist(tmp_path / "there" / "breastmnist", side=64)
+    content = (tmp_path / "there" / "breastmnist" / "breastmnist_64.npz").read_bytes()
+    md5 = hashlib.md5(content).hexdigest()
+    file = OfficialFile("breastmnist_64.npz", None, None, None, (f"{server.address}/",), md5, "?download=1")
+    monkeypatch.setitem(OFFICIAL, "breastmnist_64", (file,))
+    server.files["/breastmnist_64.npz?download=1"] = content[:-9] + bytes(9)
+    with pytest.raises(DataError, match="its MD5 differs"):
+        fetch("breastmnist_64", tmp_path)
+    server.files["/breastmnist_64.npz?download=1"] = content
+    (row,) = fetch("breastmnist_64", tmp_path)
+    assert (row.state, row.path) == ("ok", tmp_path / "breastmnist" / "breastmnist_64.npz")
+    assert load_dataset("breastmnist", tmp_path, size=64).train.images.shape == (24, 1, 64, 64)
+    official.flip(row.path)
+    (row,) = check("breastmnist_64", tmp_path)
+    assert (row.state, row.note) == ("damaged", "its MD5 is not the published one")

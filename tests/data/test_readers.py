@@ -148,6 +148,7 @@ MAKERS = {
     "cifar10, binary": lambda folder: official.make_cifar(folder, "binary", packed=True),
     "cifar10, binary unpacked": lambda folder: official.make_cifar(folder, "binary", packed=False),
     "cifar10, sheets": lambda folder: official.make_sheets(folder, n=70),
+    "breastmnist": lambda folder: official.make_medmnist(folder),
 }
 
 
@@ -171,7 +172,7 @@ def test_damage_names_the_file(tmp_path, kind, damage):
     load_dataset(name, tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["mnist", "smallnorb", "svhn", "cifar10, python", "cifar10, binary"])
+@pytest.mark.parametrize("kind", ["mnist", "smallnorb", "svhn", "cifar10, python", "cifar10, binary", "breastmnist"])
 def test_bytes_gone_bad_in_a_packed_file(tmp_path, kind):
     """The archives carry sums of their own."""
     name = kind.split(",")[0]

@@ -367,9 +367,11 @@ def check_data(dataset: DatasetName, data_folder: DataFolder = None) -> None:
 
 
 def known_dataset(name: str) -> str:
+    from vbcaps.data.medmnist_table import MULTI_LABEL
+    from vbcaps.data.official import OFFICIAL
     from vbcaps.training.recipe import nearest
 
-    if name not in FACTS:
+    if name not in OFFICIAL and name not in MULTI_LABEL:
         raise typer.BadParameter(
             f"there is no dataset {name!r}{nearest(name, FACTS)} (`vbcaps data list`)", param_hint="DATASET"
         )

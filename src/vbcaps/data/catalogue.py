@@ -9,6 +9,8 @@ from vbcaps.data.cifar10 import cifar10
 from vbcaps.data.dataset import DataError, Dataset, data_folder
 from vbcaps.data.facts import FACTS
 from vbcaps.data.folder import image_folder
+from vbcaps.data.medmnist import medmnist
+from vbcaps.data.medmnist_table import MULTI_LABEL, TABLE
 from vbcaps.data.mnist import fashion_mnist, mnist
 from vbcaps.data.resize import resize_dataset
 from vbcaps.data.sample import sample
@@ -22,6 +24,7 @@ LOADERS: dict[str, Callable[..., Dataset]] = {
     "affnist": affnist,
     "svhn": svhn,
     "cifar10": cifar10,
+    **dict.fromkeys(TABLE, medmnist),
 }
 
 
@@ -31,14 +34,17 @@ def load_dataset(
     """Load a dataset by its name, from its files in ``data_folder(folder) / name``; "sample" needs none.
 
     A path to a folder of class folders loads your own images. ``size`` is the height and width of the images; without
-    it smallNORB comes at 48, your own at 32, others at their own size. ``whole`` holds none of your own images out.
+    it smallNORB comes at 48, MedMNIST at 28, your own at 32, others at their own size. ``whole`` holds none of your own
+    images out.
     """
     if size is not None and size < 1:
         raise ValueError(f"size must be at least 1, got {size}")
     if str(name) == "sample":
         return resize_dataset(sample(), size)
-    if str(name) == "smallnorb":
-        return smallnorb(data_folder(folder) / name, size)
+    if str(name) == "smallnorb" or str(name) in TABLE:
+        return LOADERS[str(name)](data_folder(folder) / name, size)
+    if str(name) in MULTI_LABEL:
+        raise DataError(MULTI_LABEL[str(name)])
     if str(name) in LOADERS:
         return resize_dataset(LOADERS[str(name)](data_folder(folder) / name), size)
     if Path(name).is_dir():

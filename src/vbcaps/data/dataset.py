@@ -39,7 +39,7 @@ class Dataset:
     test: Split  # with no images, as of `train.take(torch.arange(0))`, the network is not tested
     classes: tuple[str, ...]
     source: str
-    validation: Split | None = None  # only where your own images have a folder for it
+    validation: Split | None = None  # MedMNIST's, or where your own images have a folder for it
 
     def __post_init__(self) -> None:
         for which, split in (("training", self.train), ("test", self.test), ("validation", self.validation)):

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from vbcaps.data.dataset import DataError, data_folder
 from vbcaps.data.files import find, read
-from vbcaps.data.official import OFFICIAL, OfficialFile
+from vbcaps.data.medmnist_table import MULTI_LABEL
+from vbcaps.data.official import OFFICIAL, OfficialFile, folder_name
 
 DISK = (errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EROFS)  # no mirror helps
 BLOCK, TIMEOUT = 1 << 18, 30  # bytes, seconds without a byte
@@ -31,9 +32,9 @@ class FileState(NamedTuple):
 
 def check(name: str, folder: str | Path | None = None) -> list[FileState]:
     """Return the state of each official file of a dataset, and of files that stand in for them."""
-    place = data_folder(folder) / name
+    place = data_folder(folder) / folder_name(name)
     rows = [_state(place, file) for file in _official(name)]
-    if any(row.state == "missing" for row in rows) and place.is_dir():
+    if any(row.state == "missing" for row in rows) and place.is_dir() and folder_name(name) == name:
         known = {row.path for row in rows}
         others = (path for path in sorted(place.rglob("*")) if path.is_file() and path.suffix != ".part")
         rows += [FileState(path.name, "present", path, "not an official file") for path in others if path not in known]
@@ -47,14 +48,16 @@ def fetch(name: str, folder: str | Path | None = None, progress: Progress | None
     """
     files = _official(name)
     before = fetch("mnist", folder, progress) if name == "affnist" else []
-    place = data_folder(folder) / name
+    place = data_folder(folder) / folder_name(name)
     for file in files:
         if _state(place, file).state in ("missing", "damaged"):
-            _fetch(file, place, progress)
+            _fetch(name, file, place, progress)
     return before + [_state(place, file) for file in files]
 
 
 def _official(name: str) -> tuple[OfficialFile, ...]:
+    if name in MULTI_LABEL:
+        raise DataError(MULTI_LABEL[name])
     if name not in OFFICIAL:
         raise DataError(f"{name!r} is not a dataset: datasets are {', '.join(OFFICIAL)}")
     return OFFICIAL[name]
@@ -64,6 +67,11 @@ def _state(place: Path, file: OfficialFile) -> FileState:
     path = find(place, file.name)
     if path is None:
         return FileState(file.name, "missing", place / file.name)
+    if file.md5 is not None:  # these files are large, and are not read into memory
+        good = _digest(path, "md5") == file.md5
+        return FileState(
+            file.name, "ok" if good else "damaged", path, "" if good else "its MD5 is not the published one"
+        )
     try:
         content = read(path)
     except DataError as error:
@@ -77,7 +85,7 @@ def _state(place: Path, file: OfficialFile) -> FileState:
     return FileState(file.name, "damaged", path, "its contents are not the published ones")
 
 
-def _fetch(file: OfficialFile, place: Path, progress: Progress | None) -> None:
+def _fetch(name: str, file: OfficialFile, place: Path, progress: Progress | None) -> None:
     part = place / f"{file.name}.part"
     reasons = []
     try:
@@ -94,10 +102,10 @@ def _fetch(file: OfficialFile, place: Path, progress: Progress | None) -> None:
             return
     except OSError as error:
         raise DataError(f"{place}: cannot be written to ({error})") from error
-    names = "\n".join(f"  {place / other.name}" for other in OFFICIAL[place.name])
+    names = "\n".join(f"  {place / other.name}" for other in OFFICIAL[name])
     raise DataError(
         f"{file.name} could not be fetched:\n" + "\n".join(f"  {reason}" for reason in reasons) + "\n"
-        f"Without a network, place the files of {place.name} by hand:\n{names}"
+        f"Without a network, place the files of {name} by hand:\n{names}"
     )
 
 
@@ -127,15 +135,24 @@ def _download(address: str, part: Path, file: OfficialFile, progress: Progress |
         return
     part.unlink()
     if not have:
-        raise DataError("the download is not the published file: its SHA-256 differs, or its archive is damaged")
+        raise DataError(
+            f"the download is not the published file: its {'MD5' if file.md5 else 'SHA-256'} differs, or its archive "
+            "is damaged"
+        )
     _download(address, part, file, progress)  # from the start: it may be the earlier attempt's fault
 
 
+def _digest(path: Path, kind: str) -> str:
+    with open(path, "rb") as data:
+        return hashlib.file_digest(data, kind).hexdigest()
+
+
 def _genuine(part: Path, file: OfficialFile) -> bool:
+    if file.md5 is not None:
+        return _digest(part, "md5") == file.md5
     if file.sha256 is None:  # only zip archives have no published sum, and they carry sums themselves
         if not zipfile.is_zipfile(part):
             return False
         with zipfile.ZipFile(part) as archive:
             return archive.testzip() is None
-    with open(part, "rb") as data:
-        return hashlib.file_digest(data, "sha256").hexdigest() == file.sha256
+    return _digest(part, "sha256") == file.sha256

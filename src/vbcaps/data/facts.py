@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from vbcaps.data.medmnist_table import SIDES, TABLE
+
 
 class Facts(NamedTuple):
     """The training images of a dataset as its loader gives them, and a few words for `vbcaps data list`."""
@@ -21,4 +23,9 @@ FACTS = {
     "affnist": Facts("affNIST", 1, 10, 28, "MNIST to train, digits under affine maps to test"),
     "svhn": Facts("SVHN", 3, 10, 32, "99,289 house numbers, the core training set"),
     "cifar10": Facts("CIFAR-10", 3, 10, 32, "60,000 small photographs"),
+} | {
+    name: Facts(
+        one.title, one.channels, len(one.classes), SIDES[0], f"{one.about}, {len(one.classes)} classes, MedMNIST"
+    )
+    for name, one in TABLE.items()
 }

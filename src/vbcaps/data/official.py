@@ -7,6 +7,8 @@ cat and info: from copies of the originals).
 
 from typing import NamedTuple
 
+from vbcaps.data.medmnist_table import PLACE, QUERY, SIDES, TABLE, file_name
+
 # Used last: copies of pages that have since moved. What arrives is held to the sum, wherever it came from.
 ARCHIVE = "https://web.archive.org/web/2020id_/"
 
@@ -17,11 +19,13 @@ class OfficialFile(NamedTuple):
     sha256: str | None
     content: str | None
     mirrors: tuple[str, ...]  # folders, each ending in a slash
+    md5: str | None = None  # where no SHA-256 is published
+    query: str = ""  # ends every address
 
     @property
     def addresses(self) -> list[str]:
         places = [*self.mirrors, ARCHIVE + self.mirrors[0]]
-        return [place + self.name for place in places]
+        return [place + self.name + self.query for place in places]
 
 
 MNIST = (
@@ -180,6 +184,19 @@ OFFICIAL: dict[str, tuple[OfficialFile, ...]] = {
         ),
     ),
 }
+
+# MedMNIST: the files of 28 pixels under the name of the dataset, the larger ones as NAME_64 and so on, in one folder.
+for _name, _one in TABLE.items():
+    for _side, _md5 in zip(SIDES, _one.md5, strict=True):
+        _file = file_name(_name, _side)
+        OFFICIAL[_file.removesuffix(".npz")] = (OfficialFile(_file, None, None, None, (PLACE,), _md5, QUERY),)
+
+
+def folder_name(name: str) -> str:
+    """Return the folder of a dataset's files: "bloodmnist" also for "bloodmnist_64"."""
+    base = name.rpartition("_")[0]
+    return base if base in TABLE else name
+
 
 # A file of the official name and size must have the official sum, also when it is loaded.
 SUMS = {(file.name, file.size): file.sha256 for files in OFFICIAL.values() for file in files if file.sha256}

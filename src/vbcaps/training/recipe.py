@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vbcaps.data.facts import FACTS
+from vbcaps.data.medmnist_table import MULTI_LABEL
 from vbcaps.removed import without_removed
 
 if TYPE_CHECKING:  # PyTorch takes seconds to import, and a recipe can be listed, changed and checked without
@@ -152,6 +153,7 @@ class Recipe:
                 if one not in allowed:
                     hint = nearest(one, allowed)
                     if field == "dataset":
+                        hint = f"; {MULTI_LABEL[one]}" if one in MULTI_LABEL else hint
                         hint = hint or "; a folder of your own images is given as data"
                     raise ValueError(f"{field} must be one of {allowed}, got {one!r}{hint}")
         for field, (low, high) in RANGES.items():
