@@ -21,7 +21,10 @@ def test_the_package_is_imported_without_pytorch():
     assert not imported_by("import vbcaps; vbcaps.recipe('smallnorb'); vbcaps.list_models()") & {"torch", "numpy"}
 
 
-@pytest.mark.parametrize("code", ["vbcaps.CapsNet", "vbcaps.CapsNet()", "vbcaps.BackboneCapsNet", "vbcaps.load('fashion_small')", "vbcaps.fit"])
+@pytest.mark.parametrize(
+    "code",
+    ["vbcaps.CapsNet", "vbcaps.CapsNet()", "vbcaps.BackboneCapsNet", "vbcaps.load('fashion_small')", "vbcaps.fit"],
+)
 def test_pytorch_is_all_that_a_network_waits_for(code):
     """PyTorch's compiler alone takes 0.7 seconds to import, which only those who compile should wait."""
     modules = imported_by(f"import vbcaps; {code}")
