@@ -156,7 +156,7 @@ def main() -> None:
     if arguments.way:
         print(json.dumps(measure(arguments.way, arguments.batch, arguments.repeats)))
         return
-    from vbcaps.kernels.cpu.build import why_no_library
+    from vbcaps.kernels.cpu.library import why_no_library
 
     if why := why_no_library():
         sys.exit(f"cpu.py measures the C++ kernels, and there are none: {why}")

@@ -1,13 +1,11 @@
 """The C++ kernels against the reference: outputs, every gradient, bits, threads, and what happens without a compiler.
 
-Where there is no compiler only the tests of that remain.
+Where there are neither built kernels nor a compiler only the tests of that remain.
 """
 
 import math
 import os
-import platform
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 import torch
@@ -32,12 +30,16 @@ from kernels.harness import (
 
 from vbcaps import CapsNet, Capsules, ClassCaps, ConvCaps, Prior
 from vbcaps.kernels import backend_for, dynamic, em, route, vb
-from vbcaps.kernels.cpu import build, launch
+from vbcaps.kernels.cpu import build, launch, library
 from vbcaps.losses import activation_nll_loss
 from vbcaps.routing import VBRouting
 from vbcaps.routing.fields import conv_fields
 
-needs_kernels = pytest.mark.skipif(build.find_compiler() is None, reason="needs a C++ compiler")
+needs_compiler = pytest.mark.skipif(build.find_compiler() is None, reason="needs a C++ compiler")
+needs_kernels = pytest.mark.skipif(
+    build.find_compiler() is None and not library.file_of("baseline").exists(),
+    reason="needs built kernels or a compiler",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -110,16 +112,16 @@ def test_layers_are_within_the_error_budget(layer, shape, routing):
 
 
 @needs_kernels
-@pytest.mark.parametrize(
-    "machine", [("-mavx2", "-mfma"), ("-msse4.2",), ("-march=native", "-O1")], ids=["avx2", "sse", "O1"]
-)
-def test_other_machines_and_optimisations_are_within_the_error_budget(machine, monkeypatch, tmp_path):
-    """Vectors of two lanes and of one; and one more opinion of the same compiler."""
-    if platform.machine() not in ("x86_64", "AMD64") and "native" not in machine[0]:
-        pytest.skip("these are x86 machines")
-    if "avx2" in machine[0] and "avx2" not in Path("/proc/cpuinfo").read_text():
-        pytest.skip("this machine has no AVX2")
-    use_fresh_build(monkeypatch, tmp_path, MACHINES=(machine,))
+@pytest.mark.parametrize("variant", [*build.variants(), "O1"])
+def test_every_instruction_set_is_within_the_error_budget(variant, monkeypatch, tmp_path):
+    """Vectors of four lanes, of two and of one; and one more opinion of the same compiler."""
+    if variant == "O1":
+        use_fresh_build(monkeypatch, tmp_path, MACHINES=(("-march=native", "-O1"),))
+    elif variant not in library.supported():
+        pytest.skip(f"this machine has no {variant}")
+    else:
+        use(monkeypatch, variant)
+        assert library.library().lanes() == {"avx512": 4, "avx2": 2, "baseline": 1}[variant]
     for case, batch in (
         ("vb-gamma-released-fixed", 1),
         ("vb-wishart-paper-shared", 7),
@@ -140,6 +142,24 @@ def test_priors_may_be_of_another_type_and_order():
     p.routing.float()
     for x, y in zip((logit, means), route(p.routing, p.a, p.pose, p.W, p.fields, backend="cpu")[:2], strict=True):
         torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-4)
+
+
+@needs_compiler
+@pytest.mark.parametrize("case", ["vb-gamma-released-fixed", "vb-wishart-paper-typed", "em-default", "dynamic"])
+@pytest.mark.parametrize("batch", [1, 5])
+def test_a_package_gives_the_bits_of_kernels_that_are_compiled_for_this_machine(case, batch, monkeypatch):
+    """Where both use the same instruction set, which is the best that a package has."""
+    native, best = build.build_here("native"), library.supported()[0]
+    try:
+        packaged = library.shipped(best)
+    except build.NoLibraryError:  # in a checkout whose kernels were changed since they were built
+        packaged = build.build_here(best)
+    assert native.lanes() == packaged.lanes()
+    p, found = problem(make_routing(case, 5), types=3, parents=5, batch=batch), []
+    for loaded in (native, packaged):
+        monkeypatch.setattr(library, "_library", lambda loaded=loaded: loaded)
+        found.append(routed(p, "cpu"))
+    assert_same_bits(*found)
 
 
 # --- bits, threads, hard inputs ---------------------------------------------------------------------------------
@@ -183,7 +203,7 @@ def test_an_image_that_is_not_finite_spoils_no_other(case, value):
 @pytest.mark.parametrize("x", [torch.linspace(-87, 0, 100001), torch.logspace(-37, 37, 100001)], ids=["exp", "log"])
 def test_exponentials_and_logarithms_are_within_two_units_of_the_last_place(x):
     y = torch.empty_like(x)
-    getattr(build.library(), "exp_of" if x[0] < 0 else "log_of")(
+    getattr(library.library(), "exp_of" if x[0] < 0 else "log_of")(
         *(map(launch.ctypes.c_void_p, (x.data_ptr(), y.data_ptr()))), launch.ctypes.c_int64(len(x))
     )
     exact = x.double().exp() if x[0] < 0 else x.double().log()
@@ -284,14 +304,18 @@ def test_inference_gives_the_same_bits_and_spares_the_dispatcher(routing, monkey
 # --- without a compiler, and with a broken library --------------------------------------------------------------
 
 
+def use(monkeypatch, variant):
+    """Load another library; that of this process comes back by itself."""
+    monkeypatch.setenv("VBCAPS_CPU", variant)
+    monkeypatch.setattr(library, "_library", library.functools.cache(library._library.__wrapped__))
+
+
 def use_fresh_build(monkeypatch, folder, **changes):
-    """Forget what is built, build into another folder; the library of this process comes back by itself."""
+    """Compile for this machine into another folder, whatever was built before."""
     monkeypatch.setenv("VBCAPS_CACHE", str(folder))
     for name, value in changes.items():
         monkeypatch.setattr(build, name, value)
-    kept = build._library
-    fresh = build.functools.cache(kept.__wrapped__)
-    monkeypatch.setattr(build, "_library", fresh)
+    use(monkeypatch, "native")
 
 
 @pytest.mark.parametrize(
@@ -329,14 +353,14 @@ def small_library(monkeypatch, tmp_path):
 
 def again(monkeypatch):
     use_fresh_build(monkeypatch, build.cache_folder())
-    return build.library()
+    return library.library()
 
 
-@needs_kernels
+@needs_compiler
 @pytest.mark.parametrize("broken", [b"", b"not a library", None], ids=["empty", "other", "cut short"])
 def test_a_broken_library_is_built_again(broken, small_library, monkeypatch):
     folder, _ = small_library
-    assert build.library().lanes() == 11
+    assert library.library().lanes() == 11
     (kept,) = folder.iterdir()
     whole = kept.read_bytes()
     kept.unlink()  # what is mapped must not change
@@ -345,10 +369,10 @@ def test_a_broken_library_is_built_again(broken, small_library, monkeypatch):
     assert build._is_whole(kept)
 
 
-@needs_kernels
+@needs_compiler
 def test_a_kept_library_is_used_until_its_source_changes(small_library, monkeypatch):
     folder, source = small_library
-    assert build.library().lanes() == 11
+    assert library.library().lanes() == 11
     commands = []
     run = build._run
     monkeypatch.setattr(build, "_run", lambda command: commands.append(command) or run(command))
@@ -359,7 +383,7 @@ def test_a_kept_library_is_used_until_its_source_changes(small_library, monkeypa
     assert len(list(folder.iterdir())) == 2
 
 
-@needs_kernels
+@needs_compiler
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="needs the owners and modes of POSIX")
 @pytest.mark.parametrize("open_to_others", ["folder", "file", "link", "owner", None])
 def test_a_library_that_others_could_write_is_not_loaded(open_to_others, small_library, monkeypatch, tmp_path):
@@ -367,7 +391,7 @@ def test_a_library_that_others_could_write_is_not_loaded(open_to_others, small_l
     folder, source = small_library
     name = f"{build._key([*build.find_compiler(), *build.FLAGS, *build.MACHINES[0]])}.so"
     source.write_text('extern "C" int lanes() { return 666; }\n')
-    assert build.library().lanes() == 666
+    assert library.library().lanes() == 666
     (strange,) = folder.iterdir()
     assert (folder.stat().st_mode & 0o777, strange.stat().st_mode & 0o777) == (0o700, 0o600)
     source.write_text('extern "C" int lanes() { return 11; }\n')
@@ -387,11 +411,11 @@ def test_a_library_that_others_could_write_is_not_loaded(open_to_others, small_l
         assert again(monkeypatch).lanes() == (666 if open_to_others is None else 11)
 
 
-@needs_kernels
+@needs_compiler
 def test_a_folder_that_cannot_be_written_to_is_no_obstacle(small_library, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     use_fresh_build(monkeypatch, tmp_path / "file" / "cache")
-    assert build.library().lanes() == 11
+    assert library.library().lanes() == 11
 
 
 # --- what the kernels do not cover ------------------------------------------------------------------------------

@@ -81,7 +81,8 @@ def _warn_of_reference(why: str) -> None:
     """Warn once per process that routing runs without its kernels."""
     warnings.warn(
         f"capsule routing is about 20 times slower on this CPU than it could be: {why}. Install a C++ compiler "
-        "(g++ or clang++, or set CXX to another one). To silence this warning, choose backend='reference'",
+        "(g++ or clang++, or set CXX to another one), or a wheel of vbcaps for this system, which has the kernels. To "
+        "silence this warning, choose backend='reference'",
         stacklevel=2,
     )
 

@@ -1,68 +1,127 @@
-"""Compile the C++ kernels once for this machine, and load them.
+"""Compile the C++ kernels: for each instruction set when the package is built, or for this machine at first use.
 
-The library is kept in `kernels/` within the user's cache folder (`VBCAPS_CACHE`, else `$XDG_CACHE_HOME/vbcaps`, else
-`~/.cache/vbcaps`). Its name is a hash of the sources, the flags, and the compiler's description of itself and of the
-processor. The file ends in a checksum of its content: a damaged library is built again. A checksum does not protect
-from other users, and loading a library runs it: so the folder and the file must belong to the user, and nobody else may
-be able to write to them.
+`setup.py` reads this file alone, so it imports nothing but the standard library. `library.py` chooses and loads what a
+wheel holds, and comes here for a compiler only where no built library matches the sources.
+
+A library that is compiled at first use is kept in `kernels/` within the user's cache folder (`VBCAPS_CACHE`, else
+`$XDG_CACHE_HOME/vbcaps`, else `~/.cache/vbcaps`). Its name is a hash of the sources, the flags, and the compiler's
+description of itself and of the processor. The file ends in a checksum of its content: a damaged library is built
+again. A checksum does not protect from other users, and loading a library runs it: so the folder and the file must
+belong to the user, and nobody else may be able to write to them.
 """
 
 import ctypes
-import functools
 import hashlib
 import os
+import platform
+import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
-import threading
 import warnings
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
+Made = TypeVar("Made")
 HERE = Path(__file__).parent
-SOURCES = ("passes.cpp", "vb.cpp", "em.cpp")
+SOURCES = ("passes.cpp", "vb.cpp", "em.cpp", "processor.cpp")
 HEADERS = ("lanes.h",)
 # No -ffast-math: the kernels use infinities and NaNs. Without errno and traps, the compiler still vectorises the loops.
 FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", "-shared", "-fPIC")
 MACHINES = (("-march=native", "-fopenmp"), ("-march=native",), ())  # the first that the compiler accepts
-
-_lock = threading.Lock()
+# The instruction sets that a package has libraries for, best first, with what each needs of the processor; on other
+# processors than x86-64 there is the baseline alone.
+VARIANTS = {
+    "avx512": ("avx512f", "avx512dq", "avx512bw", "avx512vl", "avx2", "fma"),
+    "avx2": ("avx2", "fma"),
+    "baseline": (),
+}
 
 
 class NoLibraryError(RuntimeError):
     """Raised where there is no compiler, or where it failed."""
 
 
-def library() -> ctypes.CDLL:
-    """Return the compiled kernels, built if necessary, or raise NoLibraryError if they cannot be built."""
-    with _lock:
-        loaded = _library()
-    if isinstance(loaded, NoLibraryError):
-        raise loaded
-    return loaded
+def variants() -> tuple[str, ...]:
+    """Return the instruction sets that libraries are built for on this kind of processor, best first."""
+    return tuple(VARIANTS) if platform.machine() in ("x86_64", "AMD64") else ("baseline",)
 
 
-def why_no_library() -> str | None:
-    """Return why the kernels cannot be used on this machine, or None if they can."""
-    try:
-        library()
-    except NoLibraryError as error:
-        return str(error)
-    return None
+def machines(variant: str) -> tuple[tuple[str, ...], ...]:
+    """Return the flags for an instruction set, or for this machine, "native"; the first that the compiler accepts."""
+    if variant == "native":
+        return MACHINES
+    features = tuple(f"-m{feature}" for feature in VARIANTS[variant])
+    return (*features, "-fopenmp"), features
 
 
-@functools.cache
-def _library() -> ctypes.CDLL | NoLibraryError:
+def sum_of_sources() -> int:
+    """Return a checksum of all that decides what is in a built library, which ``sources`` of the library returns."""
+    hashed = hashlib.sha256(repr((FLAGS, VARIANTS)).encode())
+    for name in (*HEADERS, *SOURCES):
+        hashed.update((HERE / name).read_bytes() + b"\0")
+    return int.from_bytes(hashed.digest()[:8], "little")
+
+
+def build_variant(variant: str, path: Path) -> None:
+    """Compile a library for a package, or raise NoLibraryError.
+
+    The library of a wheel is linked to no OpenMP runtime. PyTorch brings one and has loaded it before the kernels, and
+    a second one in the process would have threads of its own, which fight with PyTorch's for the cores; the tools that
+    make Linux wheels self-contained would put just such a second one into the wheel. GCC's calls (GOMP_parallel and
+    others) are left undefined instead, and the loader finds them in the runtime that is there, be it GCC's or LLVM's,
+    which has these names too. Clang calls other names, which GCC's runtime lacks, so a library that Clang compiles is
+    linked to Clang's own runtime where that is installed; and else it uses one thread.
+    """
+    compiler = need_compiler()
+    unlinked = _is_gcc(compiler) and sys.platform == "linux"
+    windows = sys.platform == "win32"  # where code has no fixed place anyhow, and what a library exports must be named
+    compiling = [flag for flag in FLAGS if flag != "-shared" and not (windows and flag == "-fPIC")]
+    compiling.append(f"-DSOURCES_SUM={sum_of_sources()}ull")
+    linking = ["-shared", *(f"-Wl,/EXPORT:{name}" for name in exported() if windows)]
+    with tempfile.TemporaryDirectory() as made:
+        objects = [str(Path(made) / f"{source}.o") for source in SOURCES]
+
+        def attempt(machine: Sequence[str]) -> None:
+            for source, made_of in zip(SOURCES, objects, strict=True):
+                _run([*compiler, *compiling, *machine, "-c", str(HERE / source), "-o", made_of])
+            threads = [flag for flag in machine if flag == "-fopenmp" and not unlinked]
+            _run([*compiler, *linking, *threads, *objects, "-o", str(path)])
+
+        _first(machines(variant), attempt, compiler)
+
+
+def exported() -> list[str]:
+    """Return the names of the functions that a library offers: those between ``extern "C" {`` and its end."""
+    parts = [(HERE / source).read_text().partition('extern "C" {')[2] for source in SOURCES]
+    return [name for part in parts for name in re.findall(r"^\w+ (\w+)\(", part, re.MULTILINE)]
+
+
+def build_here(variant: str) -> ctypes.CDLL:
+    """Return the library that is compiled at first use, or raise NoLibraryError; ``variant`` may be "native"."""
+    compiler = need_compiler()
+    return _first(machines(variant), lambda machine: build([*compiler, *FLAGS, *machine]), compiler)
+
+
+def need_compiler() -> list[str]:
     compiler = find_compiler()
     if compiler is None:
-        return NoLibraryError("there is no C++ compiler: neither CXX nor c++, g++ or clang++ on the PATH")
+        raise NoLibraryError("there is no C++ compiler: neither CXX nor c++, g++ or clang++ on the PATH")
+    return compiler
+
+
+def _first(machines: Iterable[Sequence[str]], attempt: Callable[[Sequence[str]], Made], compiler: list[str]) -> Made:
+    """Return what the first attempt makes that does not fail."""
     said = ""
-    for machine in MACHINES:
+    for machine in machines:
         try:
-            return build([*compiler, *FLAGS, *machine])
+            return attempt(machine)
         except (OSError, subprocess.SubprocessError) as error:
             said = said or f"{error}: {getattr(error, 'stderr', None) or ''}".strip()
-    return NoLibraryError(f"{shlex.join(compiler)} failed: {said[:2000]}")
+    raise NoLibraryError(f"{shlex.join(compiler)} failed: {said[:2000]}")
 
 
 def find_compiler() -> list[str] | None:
@@ -137,11 +196,22 @@ def is_private(path: Path) -> bool:
 
 
 def _key(command: list[str]) -> str:
-    about = _run([*command, "-dM", "-E", "-x", "c++", os.devnull])  # version, and features of the processor
+    about = _about(command)  # version, and features of the processor
     hashed = hashlib.sha256("\0".join([*command, about]).encode())
     for name in (*HEADERS, *SOURCES):
         hashed.update((HERE / name).read_bytes() + b"\0")
     return hashed.hexdigest()[:32]
+
+
+def _about(command: list[str]) -> str:
+    return _run([*command, "-dM", "-E", "-x", "c++", os.devnull])
+
+
+def _is_gcc(compiler: list[str]) -> bool:
+    try:
+        return "__clang__" not in _about(compiler)
+    except (OSError, subprocess.SubprocessError):
+        return False
 
 
 def _run(command: list[str]) -> str:

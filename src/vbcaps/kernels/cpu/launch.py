@@ -1,6 +1,6 @@
 """Calls of the C++ kernels: the passes of passes.cpp, and the updates of VB and EM at a parent.
 
-The first call takes a few seconds to compile the kernels into the user's cache folder; later processes load them.
+The first call loads the library that was built with the package; or it compiles one, which takes seconds (library.py).
 """
 
 import ctypes
@@ -21,8 +21,8 @@ from vbcaps.kernels.backend import (
     VBResultGrads,
     Votes,
 )
-from vbcaps.kernels.cpu import build
-from vbcaps.kernels.cpu.build import library
+from vbcaps.kernels.cpu import library as loader
+from vbcaps.kernels.cpu.library import library
 from vbcaps.kernels.norm import plain_batch_norm
 from vbcaps.kernels.triton import constant, triton_interprets
 from vbcaps.routing.fields import Fields
@@ -199,7 +199,7 @@ class Cpu:
 @constant
 def why_no_library() -> str | None:
     """Return why there are no CPU kernels on this machine, or None if there are."""
-    return build.why_no_library()
+    return loader.why_no_library()
 
 
 # --- from Python to C ---------------------------------------------------------------------------------------------
