@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from vbcaps.training.loop import fit, fit_seeds
     from vbcaps.training.recipes import recipe
     from vbcaps.vae import CapsVAE, Reconstruction
+    from vbcaps.weights.export import export
     from vbcaps.weights.find import list_models
     from vbcaps.weights.model import Model, load
 
@@ -30,6 +31,7 @@ __all__ = [
     "Prior",
     "Reconstruction",
     "__version__",
+    "export",
     "fit",
     "fit_seeds",
     "list_models",
@@ -41,7 +43,7 @@ _HOME = dict(
     BackboneCapsNet="heads", CapsHead="heads",
     CapsNet="models", ConvNet="models", CapsVAE="vae", Reconstruction="vae", Prior="prior",
     Capsules="layers", ClassCaps="layers", ConvCaps="layers", PrimaryCaps="layers",
-    Model="weights.model", load="weights.model", list_models="weights.find",
+    Model="weights.model", load="weights.model", list_models="weights.find", export="weights.export",
     fit="training.loop", fit_seeds="training.loop", recipe="training.recipes",
 )  # fmt: skip
 

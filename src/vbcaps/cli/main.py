@@ -19,6 +19,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from vbcaps.cli.arguments import DataFolder, Device, check_device, check_fits, clear_errors, read_named
 from vbcaps.cli.explore import explore
+from vbcaps.cli.export import export
 from vbcaps.cli.figures import figures
 from vbcaps.cli.help import Command, Group
 from vbcaps.cli.report import (
@@ -49,6 +50,7 @@ data_app = typer.Typer(cls=Group, no_args_is_help=True, help="List, fetch and ch
 app.add_typer(data_app, name="data")
 app.command("figures", cls=Command)(figures)
 app.command("explore", cls=Command)(explore)
+app.command("export", cls=Command)(export)
 app.command("routing", cls=Command)(routing)
 app.command("uncertainty", cls=Command)(uncertainty)
 

@@ -30,6 +30,7 @@ from vbcaps.weights.transfer import class_names, transfer, view_of
 
 if TYPE_CHECKING:
     from vbcaps.training.runlog import Result
+    from vbcaps.weights.export import Exported
 
 
 class Model(nn.Module):
@@ -202,6 +203,12 @@ class Model(nn.Module):
             about, densities = dict(began_with=dict(weights=self.name), trained="by hand"), {}
         write(path, pack_weights(self.net, self.recipe, self.classes, self.view, about, densities))
         return path
+
+    def export(self, path: str | Path, **options: Any) -> "Exported":
+        """Write the network with its preprocessing as one file that other programs run, see ``vbcaps.export``."""
+        from vbcaps.weights.export import export
+
+        return export(self, path, **options)
 
     def changed(self) -> bool:
         """Return whether the weights have changed since the model was made: ``about`` then tells of other weights."""

@@ -1,0 +1,90 @@
+"""A network with its preprocessing as one module that can be exported: from images to probabilities.
+
+Axes: n image, c channel, y x pixel.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vbcaps.data import View
+from vbcaps.data.augment import FLOOR
+from vbcaps.vae import Network, capsules_of
+
+
+class CentralView(nn.Module):
+    """``View.test`` for images of one fixed size, without indices that depend on the number of images.
+
+    Args:
+        view: how images become the network's input.
+        side: height and width of the images.
+    """
+
+    inside: Tensor
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, view: View, side: int):
+        super().__init__()
+        self.view = view
+        corner = (side - view.crop) // 2  # below 0: the image gets a frame
+        self.first, self.last = max(corner, 0), min(corner + view.crop, side)
+        self.before, self.after = max(-corner, 0), max(corner + view.crop - side, 0)
+        frame = [self.before, self.after] * 2
+        size = self.last - self.first
+        self.register_buffer("inside", F.pad(torch.ones(1, 1, size, size), frame), persistent=False)
+        self.register_buffer("mean", torch.tensor(view.mean)[None, :, None, None], persistent=False)
+        self.register_buffer("std", torch.tensor(view.std)[None, :, None, None], persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the network's input ``n c crop crop`` from uint8 images, or floats from 0 to 1, ``n c side side``."""
+        values = images if images.is_floating_point() else images.float() / 255
+        mean, std = self.moments(values)
+        x = values[:, :, self.first : self.last, self.first : self.last]
+        if self.before or self.after:
+            x = self.framed(x, mean)
+        if self.view.standardise == "none":
+            return x
+        if self.view.standardise == "crop":
+            mean, std = moments(x)
+        x = (x - mean) / std.clamp_min(FLOOR)
+        return x * self.inside if self.view.fill == "mean" else x
+
+    def moments(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and standard deviation of the dataset or of each whole image."""
+        return (self.mean, self.std) if self.view.standardise == "dataset" else moments(values)
+
+    def framed(self, x: Tensor, mean: Tensor) -> Tensor:
+        """Return images ``n c y x`` in the frame that the view gives them."""
+        edges = (self.before, self.after, self.before, self.after)
+        if self.view.fill == "edge":
+            return F.pad(x, edges, mode="replicate")
+        x = F.pad(x, edges)
+        return x + mean * (1 - self.inside) if self.view.fill == "mean" else x
+
+
+def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of each image's channels, ``n c 1 1``."""
+    std, mean = torch.std_mean(x, (2, 3), correction=0, keepdim=True)
+    return mean, std
+
+
+class Deployed(nn.Module):
+    """Images to probabilities ``n class``: preprocessing, network, and softmax of the logits over the temperature.
+
+    Args:
+        net: the network; of a Capsule-VAE only what classifies.
+        view: how images become the network's input.
+        temperature: divides the logits.
+        side: height and width of the images.
+    """
+
+    def __init__(self, net: Network, view: View, temperature: float, side: int):
+        super().__init__()
+        capsules = capsules_of(net)
+        self.net = net if capsules is None else capsules
+        self.view, self.temperature = CentralView(view, side), temperature
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the probabilities of uint8 images, or of floats from 0 to 1, ``n c side side``."""
+        return (self.net(self.view(images)).logits / self.temperature).softmax(1)
