@@ -19,7 +19,7 @@ from vbcaps.data import load_dataset
 from vbcaps.training.environment import commit
 from vbcaps.weights.export import FORMATS, OPSET, onnx_runner
 
-IMAGES = 200
+IMAGES, BATCH = 100, 10  # the files materialise every vote, so large batches take gigabytes
 TABLE = Path(__file__).parents[1] / "benchmarks" / "exports.csv"
 HEAD = (
     "network", "format", "opset", "images", "difference", "other_answers", "difference_made_up", "bytes", "seconds",
@@ -65,7 +65,7 @@ def compare(name: str, data_folder: str | None, count: int = IMAGES) -> list[dic
             seconds = time.perf_counter() - began
             run = onnx_runner(str(done.path)) if kind == "onnx" else torch.export.load(done.path).module()
             with torch.no_grad():
-                found = torch.cat([run(part) for part in images.split(50)])
+                found = torch.cat([run(part) for part in images.split(BATCH)])
             row = dict(
                 network=name, format=kind, opset=OPSET if kind == "onnx" else "", images=len(images),
                 difference=f"{float((found - expected).abs().max()):.2g}",
