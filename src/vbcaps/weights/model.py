@@ -210,6 +210,44 @@ class Model(nn.Module):
 
         return export(self, path, **options)
 
+    def save_pretrained(self, folder: str | Path, *, license: str | None = None) -> Path:
+        """Write what ``push_to_hub`` would push into a folder, for ``from_pretrained``; return its path.
+
+        Args:
+            folder: the folder, which is made; a ``README.md`` in it stays as it is.
+            license: of the weights, for the card, as the Hub writes it: ``"apache-2.0"``, ``"cc-by-4.0"``.
+        """
+        from vbcaps.weights.hub import save_pretrained
+
+        return save_pretrained(self, folder, license)
+
+    def push_to_hub(self, repo_id: str, *, license: str | None = None, **options: Any) -> str:
+        """Publish the network on the Hugging Face Hub, with a model card; return the address of the commit.
+
+        Names of folders on this computer are left out of the published recipe.
+
+        Args:
+            repo_id: the repository, ``"user/name"``, which is made if it does not exist.
+            license: as in ``save_pretrained``.
+            options: ``private``, ``token``, ``branch``, ``create_pr`` and ``commit_message`` of huggingface_hub.
+        """
+        from vbcaps.weights.hub import push_to_hub
+
+        return push_to_hub(self, repo_id, license, **options)
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path, *, device: str | torch.device = "cpu", **options: Any) -> "Model":
+        """Return a network of the Hugging Face Hub, or of a folder that ``save_pretrained`` wrote, in eval mode.
+
+        Args:
+            name: the repository, ``"user/name"``, or the folder.
+            device: the device of the network.
+            options: ``revision``, ``token``, ``cache_dir``, ``force_download`` and ``local_files_only``.
+        """
+        from vbcaps.weights.hub import from_pretrained
+
+        return from_pretrained(name, device, **options)
+
     def changed(self) -> bool:
         """Return whether the weights have changed since the model was made: ``about`` then tells of other weights."""
         return checksum(self.net) != self.sum
