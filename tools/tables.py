@@ -334,7 +334,7 @@ def last_of_each(rows: list[Group]) -> dict[str, Group]:
 
 
 def lasting(recipe: Recipe) -> str:
-    return f"{recipe.epochs} epochs{' or fewer' if recipe.match else ''}"
+    return f"{recipe.epochs} epochs{' or fewer' if recipe.match or recipe.patience else ''}"
 
 
 def shipped(weights: Path) -> str:

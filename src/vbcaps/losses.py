@@ -23,7 +23,34 @@ from vbcaps.routing import Posterior
 from vbcaps.vae import Reconstruction
 
 
-def activation_nll_loss(activations: Tensor, target: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+def cross_entropy(
+    logits: Tensor, target: Tensor, *, weight: Tensor | None = None, label_smoothing: float = 0.0
+) -> Tensor:
+    """Return ``F.cross_entropy``, except that ``weight`` gives the mean over the images of their weighted losses.
+
+    ``F.cross_entropy`` divides by the weights in the batch, so that an image counts more the fewer rare images are in
+    the same batch, and processes that share a batch do not agree.
+
+    Args:
+        logits: ``n j``.
+        target: class numbers, ``n`` of int64; or the share of each class in each image, ``n j``.
+        weight: of each class, ``j``.
+        label_smoothing: as in ``F.cross_entropy``.
+
+    Example:
+        >>> logits = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
+        >>> print(f"{cross_entropy(logits, torch.tensor([0, 1]), weight=torch.tensor([0.0, 2.0])):.3f}")
+        0.693
+    """
+    if weight is None:
+        return F.cross_entropy(logits, target, label_smoothing=label_smoothing)
+    total = F.cross_entropy(logits, target, weight, label_smoothing=label_smoothing, reduction="sum")
+    return total / len(logits)
+
+
+def activation_nll_loss(
+    activations: Tensor, target: Tensor, *, weight: Tensor | None = None, label_smoothing: float = 0.0
+) -> Tensor:
     r"""Return the released code's $L_{NLL} = -\sum_j y_j \ln \operatorname{softmax}(a)_j$, the mean over the batch.
 
     The softmax is over activations in (0, 1). So the loss cannot fall below $\ln(1 + (J - 1)/e)$, 0.905 for 5 classes,
@@ -32,6 +59,7 @@ def activation_nll_loss(activations: Tensor, target: Tensor, *, label_smoothing:
     Args:
         activations: ``n j``, in (0, 1).
         target: class numbers, ``n`` of int64; or the share of each class in each image, ``n j``.
+        weight: of each class, ``j``, as in ``cross_entropy``.
         label_smoothing: how much of the target's 1 is given to all classes alike, as in ``F.cross_entropy``.
 
     Example:
@@ -49,10 +77,10 @@ def activation_nll_loss(activations: Tensor, target: Tensor, *, label_smoothing:
             )
     else:
         _check_target(activations, target)
-    return F.cross_entropy(activations, target, label_smoothing=label_smoothing)
+    return cross_entropy(activations, target, weight=weight, label_smoothing=label_smoothing)
 
 
-def evidence_loss(posterior: RoutingResult | None, target: Tensor) -> Tensor:
+def evidence_loss(posterior: RoutingResult | None, target: Tensor, *, weight: Tensor | None = None) -> Tensor:
     r"""Return $-E[\ln \pi_y] = \psi(\sum_j \alpha_j) - \psi(\alpha_y)$ of the class layer, a mean over images.
 
     It is small if the votes of the class layer go to the right class. Then $\alpha_j = \alpha_0 + r_j$ counts the
@@ -61,6 +89,7 @@ def evidence_loss(posterior: RoutingResult | None, target: Tensor) -> Tensor:
     Args:
         posterior: of the class capsules, as in ``net(x).posterior``.
         target: class numbers, ``n`` of int64; or the share of each class in each image, ``n j``.
+        weight: of each class, ``j``, as in ``cross_entropy``.
 
     Example:
         >>> from vbcaps import CapsNet
@@ -71,19 +100,22 @@ def evidence_loss(posterior: RoutingResult | None, target: Tensor) -> Tensor:
     if not isinstance(posterior, Posterior):
         raise ValueError(f"evidence is counted by VB routing alone, got {type(posterior).__name__}")
     E_ln_pi = expected_log_pi(posterior.alpha)
+    if weight is not None:
+        E_ln_pi = E_ln_pi * weight
     if target.is_floating_point():
         return -(target * E_ln_pi).sum(1).mean()
     _check_target(E_ln_pi, target)
     return -E_ln_pi.gather(1, target[:, None]).mean()
 
 
-def spread_loss(activations: Tensor, target: Tensor, margin: float | Tensor) -> Tensor:
+def spread_loss(activations: Tensor, target: Tensor, margin: float | Tensor, *, weight: Tensor | None = None) -> Tensor:
     r"""Return $L_{SL} = \sum_{j \neq t} \max(0, m - (a_t - a_j))^2$, the mean over the batch.
 
     Args:
         activations: ``n j``, in (0, 1).
         target: class numbers t, ``n`` of int64.
         margin: m, see `spread_margin`.
+        weight: of each class, ``j``, as in ``cross_entropy``.
 
     Example:
         >>> activations = torch.tensor([[0.9, 0.1, 0.5]])
@@ -94,7 +126,8 @@ def spread_loss(activations: Tensor, target: Tensor, margin: float | Tensor) -> 
     a_t = activations.gather(1, target[:, None])
     gap = (margin - (a_t - activations)).clamp_min(0).square()
     # The target's own term is margin^2, whatever the network does.
-    return (gap.sum(1) - gap.gather(1, target[:, None])[:, 0]).mean()
+    loss = gap.sum(1) - gap.gather(1, target[:, None])[:, 0]
+    return loss.mean() if weight is None else (loss * weight[target]).mean()
 
 
 def spread_margin(step: int, steps: int, *, low: float = 0.2, high: float = 0.9) -> float:

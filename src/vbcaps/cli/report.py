@@ -153,7 +153,9 @@ def say_results(results: Sequence["Result"]) -> None:
             if evaluation is not None:
                 say(f"{name}{tested(evaluation, what)}")
         if result.validation is not None:
-            say(f"{name}lowest validation error: {percent(result.validation)}, in epoch {result.best_epoch}")
+            what = "lowest validation error" if result.recipe.choose_by == "error" else "validation error"
+            of_classes = "" if result.recipe.choose_by == "error" else ", best in the mean of its classes"
+            say(f"{name}{what}: {percent(result.validation)}, in epoch {result.best_epoch}{of_classes}")
         if sentence := by_heart(result):
             say(name + sentence)
         files = ", ".join([result.weights.name, *sorted(path.name for path in result.folder.glob("*.png"))])

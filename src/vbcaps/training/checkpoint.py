@@ -23,7 +23,7 @@ class State(NamedTuple):
     epoch: int  # epochs done
     step: int  # steps done in the present epoch
     rows: list[dict[str, Any]]  # of metrics.csv
-    best: dict[str, Any] | None  # the row with the lowest validation error
+    best: dict[str, Any] | None  # the row that is best in validation
     seconds: float  # since the run began
     epoch_seconds: float  # of training in the present epoch
     began_with: dict[str, Any] | None = None  # the weights that the run began with

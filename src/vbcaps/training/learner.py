@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -17,6 +16,7 @@ from vbcaps.layers import Capsules
 from vbcaps.losses import (
     VAELoss,
     activation_nll_loss,
+    cross_entropy,
     evidence_loss,
     spread_loss,
     spread_margin,
@@ -25,6 +25,7 @@ from vbcaps.losses import (
 )
 from vbcaps.models import Scores
 from vbcaps.training.distributed import ALONE, Group, synchronise
+from vbcaps.training.imbalance import class_weights, quotas, take_quotas
 from vbcaps.training.muon import Muon, is_map
 from vbcaps.training.recipe import Recipe
 from vbcaps.training.step import Graph
@@ -47,15 +48,21 @@ class Totals(NamedTuple):
     parts: dict[str, float]  # of a VAE's loss: classification, divergence, and reconstruction for each pixel
 
 
-def epoch_plan(seed: int, epoch: int, count: int, draws: int) -> tuple[Tensor, Tensor]:
+def epoch_plan(
+    seed: int, epoch: int, count: int, draws: int, taken: tuple[list[Tensor], list[int]] | None = None
+) -> tuple[Tensor, Tensor]:
     """Return the order of an epoch's images, ``count``, and the random numbers of their augmentation, ``count draws``.
+
+    Every image comes once, or if ``taken`` has the numbers of the images of each class and how many of them an epoch
+    takes, ``count`` in all, as often as that says.
 
     The plan depends only on seed and epoch, so any step can be repeated on any number of processes, and no random state
     has to be saved. The seed is hashed because PyTorch's generator reads only 32 bits of it.
     """
     digest = hashlib.blake2b(f"{seed} {epoch}".encode(), digest_size=4).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "big"))
-    return torch.randperm(count, generator=generator), torch.rand(count, draws, generator=generator)
+    order = torch.randperm(count, generator=generator) if taken is None else take_quotas(*taken, generator)
+    return order, torch.rand(count, draws, generator=generator)
 
 
 class Learner:
@@ -87,6 +94,13 @@ class Learner:
         if recipe.mixup and self.share < 2:
             each = f"each of the {group.size} processes" if group.size > 1 else "a batch"
             raise ValueError(f"mixup blends two images: {each} must have two, got batch={batch}")
+        counts = torch.bincount(train.labels.cpu(), minlength=classes).tolist()
+        self.taken: tuple[list[Tensor], list[int]] | None = None
+        if recipe.balance:
+            labels, counts = train.labels.cpu(), quotas(counts, recipe.balance)
+            self.taken = [(labels == c).nonzero()[:, 0] for c in range(classes)], counts
+        weights = class_weights(recipe.class_weights, counts)
+        self.class_weights = None if weights is None else torch.tensor(weights, device=device)
         self.epoch, self.step = 0, 0  # epochs done, steps done in the present one
 
         with torch.random.fork_rng(devices=[]):
@@ -141,7 +155,7 @@ class Learner:
     def begin(self) -> None:
         """Write the plan of the present epoch to the device, and set the counter to the next step."""
         r, taken = self.recipe, self.steps * self.batch
-        order, u = epoch_plan(r.seed, self.epoch, len(self.train.labels), self.draws)
+        order, u = epoch_plan(r.seed, self.epoch, len(self.train.labels), self.draws, self.taken)
         mine = self.group.share(self.batch)
         self.order.copy_(order[:taken].view(self.steps, self.batch)[:, mine])
         self.u.copy_(u[:taken].view(self.steps, self.batch, -1)[:, mine])
@@ -202,7 +216,9 @@ class Learner:
         classification = self.classification(out, y)
         if self.recipe.evidence:
             assert not isinstance(out, Scores)
-            classification = classification + self.recipe.evidence * evidence_loss(out.posterior, y)
+            classification = classification + self.recipe.evidence * evidence_loss(
+                out.posterior, y, weight=self.class_weights
+            )
         if not isinstance(out, Reconstruction):
             return classification, ()
         of_vae: VAELoss = vae_loss(x, out, beta=self.rate[0, 3])
@@ -211,10 +227,10 @@ class Learner:
 
     def classification(self, out: Capsules | Scores | Reconstruction, y: Tensor) -> Tensor:
         if self.recipe.loss == "spread":
-            return spread_loss(out.activations, y, self.rate[0, 1])
+            return spread_loss(out.activations, y, self.rate[0, 1], weight=self.class_weights)
         if self.recipe.loss_on == "activations":
-            return activation_nll_loss(out.activations, y)
-        return F.cross_entropy(out.logits, y)
+            return activation_nll_loss(out.activations, y, weight=self.class_weights)
+        return cross_entropy(out.logits, y, weight=self.class_weights)
 
     def average(self) -> None:
         """Update the moving average of the weights, and that of BatchNorm's statistics, which must fit the weights."""

@@ -185,6 +185,7 @@ def _fit(
             check_folder(recipe, folder, resume)
     start = None if weights is None else Start.of(weights, recipes[0])
     parts = prepare(recipes[0], data_folder, place, dataset=data)
+    check_chooses(recipes[0], parts.validation)
     send = on_event if on_event is not None and group.writes else lambda event: None
     together = place.type == "cuda" and group.size == 1
     if together:
@@ -262,7 +263,7 @@ def loop(
         send(log.event("note", message=f"resumed after {log.steps_done} steps"))
     send(log.event("start"))
     every = max(learner.steps // READS, 1)
-    while learner.epoch < recipe.epochs and not log.matched:
+    while learner.epoch < recipe.epochs and not log.matched and not log.stalled:
         log.begin_epoch()
         while learner.step < learner.steps:
             learner()
@@ -280,6 +281,8 @@ def loop(
         send(log.event("epoch", totals, None if validation is None else validation.error))
         if board is not None:
             board.write(log.rows[-1])
+    if log.stalled and learner.epoch < recipe.epochs:
+        send(log.event("note", message=f"stopped after epoch {learner.epoch}: {recipe.patience} epochs were no better"))
     chosen = log.choose()
     fit_codes(learner)
     temperature = temperature_of(learner, data.validation, data.classes) if log.held_out else None
@@ -391,6 +394,16 @@ def prepare(
     total = fingerprint(train, validation, test)
     validation, familiar = (None if split is None else split.to(device) for split in (validation, familiar))
     return Data(train.to(device), validation, familiar, test.to(device), dataset.classes, view, dataset.source, total)
+
+
+def check_chooses(recipe: Recipe, validation: Split | None) -> None:
+    """Raise an error if a recipe says how images choose the epoch, but there are none."""
+    for field in ("patience", "choose_by"):
+        if validation is None and getattr(recipe, field) != getattr(Recipe, field):
+            raise ValueError(
+                f"{field}={getattr(recipe, field)!r} needs images that choose the epoch: set validation above 0, or "
+                "put images in a folder val"
+            )
 
 
 def pick_device(name: str = "auto") -> torch.device:

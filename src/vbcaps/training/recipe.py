@@ -27,7 +27,7 @@ CHOICES: dict[str, tuple[str, ...]] = dict(
     optimiser=("adam", "adamw", "muon", "sgd"), schedule=("constant", "exponential", "steps", "cosine", "onecycle"),
     viewpoint=("azimuth", "elevation"), hold_out=("images", "objects"),
     standardise=("image", "crop", "dataset", "none"), fill=("black", "mean", "edge"),
-    resample=("bilinear", "bicubic"), sampling=("shortcut", "posterior"),
+    resample=("bilinear", "bicubic"), sampling=("shortcut", "posterior"), choose_by=("error", "balanced_error"),
 )  # fmt: skip
 # Number fields: the smallest and the largest value allowed.
 RANGES: dict[str, tuple[float, float]] = dict(
@@ -37,7 +37,7 @@ RANGES: dict[str, tuple[float, float]] = dict(
     temperature=(1e-6, 1e6), min_var=(1e-9, 1e6), gain=(1e-3, 1e3), noise=(0, 1), batch=(1, 65536), epochs=(1, 100_000),
     lr=(0, 100), momentum=(0, 0.9999), weight_decay=(0, 1), warmup=(0, 100_000), decay=(0, 1), final=(0, 1),
     ema=(0, 0.999999), evidence=(0, 1000), save_seconds=(0, math.inf), eta=(0, 1e6), beta=(0, 1e6),
-    kl_warmup=(0, 100_000), decoder=(4, 4096),
+    kl_warmup=(0, 100_000), decoder=(4, 4096), patience=(0, 100_000), balance=(0, 1),
 )  # fmt: skip
 PRIOR = ("alpha0", "m0", "kappa0", "psi0", "nu0")
 VB_ONLY = ("activation", "through", "precision", *PRIOR, "learn", "evidence")
@@ -70,6 +70,8 @@ class Recipe:
     )
     hold_out: str = _field("images", "hold out images at random, or whole objects of smallNORB")
     split: int = _field(0, "number of the random share that is held out, the same for every seed")
+    choose_by: str = _field("error", "what chooses the best epoch: the validation error, or its mean over the classes")
+    patience: int = _field(0, "stop after this many epochs in which validation found no better one; 0: off")
     test: bool = _field(False, "with a validation share: test the best weights once, at the end")
     viewpoint: str | None = _field(None, "smallNORB: train on some azimuths or elevations, test on the others")
     match: float = _field(0.0, "stop at this error on familiar viewpoints (for affNIST: on MNIST); 0: off")
@@ -122,10 +124,14 @@ class Recipe:
         "activations", "nll: softmax of the activations, as in the released code, or of scaled logits"
     )
     evidence: float = _field(0.0, "VB: weight of -E(ln pi) of the right class in the loss; 0: off")
+    class_weights: str = _field(
+        "none", "weights in the loss: none, balanced (each class counts the same), or a number for each class: 1,5,20"
+    )
     eta: float = _field(1e-3, "VAE: weight of the VAE loss beside the classification loss")
     beta: float = _field(1.0, "VAE: weight of the divergence within the VAE loss; 1 in the paper")
     kl_warmup: float = _field(0.0, "VAE: epochs in which beta rises from 0")
     batch: int = _field(32, "images in a step, all processes together")
+    balance: float = _field(0.0, "take images of rare classes more often; 1: each class as often as any other; 0: off")
     epochs: int = _field(350, "passes over the training images; warmup and milestones follow unless they are given")
     optimiser: str = _field("adam", "Adam, AdamW, SGD with momentum, or Muon (with AdamW for all but matrices)")
     lr: float = _field(3e-3, "highest learning rate")
@@ -164,6 +170,7 @@ class Recipe:
             raise ValueError(f"arch must be four positive numbers F, d1, d2, d3, got {self.arch}")
         if self.lr == 0:
             raise ValueError("lr must be above 0, got 0")
+        weights_of(self.class_weights)
         self._validate_combinations()
         # Views and priors check the rest; they need PyTorch, so they are made only where something could be wrong.
         if (self.place and self.pad) or self.fill == "mean":
@@ -212,6 +219,11 @@ class Recipe:
             )
         if self.match and self.validation:
             raise ValueError(f"match chooses the epoch, so validation must be 0, got {self.validation}")
+        if self.match and (self.patience or self.choose_by != "error"):
+            raise ValueError(
+                f"match ends the training and chooses the epoch: patience must be 0 and choose_by 'error', got "
+                f"{self.patience} and {self.choose_by!r}"
+            )
         if self.image_size is not None and self.data is None and self.dataset == "affnist":
             raise ValueError(
                 f"dataset='affnist' has images of two sizes, which cannot be resized: got image_size={self.image_size}"
@@ -339,6 +351,23 @@ class Recipe:
                 raise ValueError(f"a recipe has no field {field!r}{nearest(field, kinds)}")
         values: dict[str, Any] = {field: tuple(v) if isinstance(v, list) else v for field, v in fields.items()}
         return cls(**values)
+
+
+def weights_of(words: str) -> tuple[float, ...] | None:
+    """Return the numbers in ``class_weights``; none for ``"balanced"``, whose weights follow from the images.
+
+    >>> weights_of("none"), weights_of("balanced"), weights_of("1, 2.5")
+    (None, (), (1.0, 2.5))
+    """
+    if words in ("none", "balanced"):
+        return None if words == "none" else ()
+    try:
+        numbers = tuple(float(word) for word in words.split(","))
+    except ValueError:
+        numbers = ()
+    if not numbers or not all(0 < number < math.inf for number in numbers):
+        raise ValueError(f"class_weights must be none, balanced, or numbers above 0 such as 1,5,20, got {words!r}")
+    return numbers
 
 
 def not_for(network: str, routing: str) -> tuple[str, ...]:

@@ -6,7 +6,7 @@
     metrics.csv         a row for each epoch; that of a VAE also has the parts of its loss
     state.safetensors   everything that a run needs to resume; its header has the position and the rows so far as JSON
     last.safetensors    the last weights; the header has their recipe, classes and view, so the file alone is usable
-    best.safetensors    the weights with the lowest validation error, if there is a validation share
+    best.safetensors    the weights that are best in validation, if there is a validation share
     result.json         the result, written last: its presence means that the run is finished
     crops5.json         a test of the same weights on the mean of 5 crops, if `vbcaps eval --save` made one
 

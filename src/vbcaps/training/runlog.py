@@ -48,13 +48,14 @@ class Result:
     seconds: float
     loss: float
     train_error: float
-    best_epoch: int | None  # the epoch with the lowest validation error, if there is a validation part
+    best_epoch: int | None  # the epoch that is best by recipe.choose_by, if there is a validation part
     validation: float | None  # the validation error in that epoch
     matched: bool | None  # whether recipe.match was reached
     test: Evaluation | None
     familiar: Evaluation | None
     weights: Path  # the tested weights
     source: str  # says whether the data are the original files, and if not how they differ
+    stopped_early: bool | None = None  # whether recipe.patience ended the run before its last epoch
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | dict(
@@ -118,7 +119,7 @@ class RunLog:
         self.writer = Writer()
         self.held: int | None = None  # the lock on the folder, while this run is open
         self.rows: list[dict[str, Any]] = []
-        self.best: dict[str, Any] | None = None  # the row with the lowest validation error
+        self.best: dict[str, Any] | None = None  # the row that is best in validation
         self.seconds = self.epoch_seconds = 0.0  # before this process: of the run, of training in the present epoch
         self.began = self.saved = time.perf_counter()
         self.first = 0  # steps when this process began
@@ -127,6 +128,19 @@ class RunLog:
     @property
     def matched(self) -> bool:
         return bool(self.recipe.match and self.rows and self.rows[-1]["validation_error"] <= self.recipe.match)
+
+    @property
+    def chosen_by(self) -> str:
+        """Return the column that chooses the best epoch."""
+        return f"validation_{self.recipe.choose_by}"
+
+    @property
+    def stalled(self) -> bool:
+        """Return whether so many epochs as the recipe has patience for were no better than an earlier one."""
+        if not self.recipe.patience or not self.rows:
+            return False
+        errors = [row[self.chosen_by] for row in self.rows]
+        return len(errors) - 1 - errors.index(min(errors)) >= self.recipe.patience
 
     def has(self, name: str) -> bool:
         there = self.group.writes and (self.folder / name).exists()
@@ -250,11 +264,14 @@ class RunLog:
             validation_error=None if validation is None else validation.error,
             lr=self.lr(), seconds=round(self.elapsed(), 3), images_per_second=float(f"{speed:.5g}"),
         )  # fmt: skip
+        if self.recipe.choose_by == "balanced_error":
+            row |= dict(validation_balanced_error=None if validation is None else validation.balanced_error)
         if totals.parts:
             of_validation = None if validation is None else validation.reconstruction
             row |= totals.parts | dict(validation_reconstruction=of_validation)
         self.rows.append(row)
-        better = validation is not None and (self.best is None or validation.error <= self.best["validation_error"])
+        by = self.chosen_by
+        better = validation is not None and (self.best is None or row[by] <= self.best[by])
         self.best = row if better else self.best
         learner.epoch, learner.step = learner.epoch + 1, 0
         learner.sums.zero_()
@@ -318,6 +335,7 @@ class RunLog:
             validation=None if self.best is None else self.best["validation_error"],
             matched=self.matched if self.recipe.match else None, test=test, familiar=familiar,
             weights=self.folder / chosen, source=self.data.source,
+            stopped_early=last["epoch"] < self.recipe.epochs if self.recipe.patience else None,
         )  # fmt: skip
         weights = self.pack_weights(self.best or last, test, temperature)
         if self.group.writes:
