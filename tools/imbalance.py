@@ -64,8 +64,10 @@ def main(words: Sequence[str] | None = None) -> None:
             begun = time.time()
             with tempfile.TemporaryDirectory() as folder:
                 one = base.with_fields(seed=seed, **SETTINGS[name])
-                test = fit(one, Path(folder) / "run", data=data, device=arguments.device).result.test
-            assert test is not None
+                result = fit(one, Path(folder) / "run", data=data, device=arguments.device).result
+            assert result is not None
+            assert result.test is not None
+            test = result.test
             row = problem | dict(setting=name, seed=seed, balanced_accuracy=f"{test.balanced_accuracy:.4f}")
             row |= dict(macro_f1=f"{test.macro_f1:.4f}", macro_auc=f"{test.macro_auc:.4f}")
             for which, classes in (("common", arguments.common_classes), ("rare", arguments.rare_classes)):
