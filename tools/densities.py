@@ -1,4 +1,4 @@
-"""Fit a density for each network in the package, and write it and the scores of familiar images into its file.
+"""Fit a density for each trained network, and write it and the scores of familiar images into its file.
 
 python tools/densities.py [NAME...] [--data-folder FOLDER]
 
@@ -19,7 +19,7 @@ from vbcaps.data import FACTS
 from vbcaps.training.loop import prepare
 from vbcaps.uncertainty import Density, fit_densities, remember_familiar, scores
 from vbcaps.vae import capsules_of
-from vbcaps.weights.find import FOLDER
+from vbcaps.weights.find import weights_file
 
 FAMILIAR = 2000  # test images whose scores are remembered
 
@@ -37,7 +37,7 @@ OWN = {"fashion_laptop": ("class_caps.kappa", False)}
 
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="networks; by default all in the package")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="networks; by default all that are trained")
     parser.add_argument("--data-folder", metavar="FOLDER", help="folder of the datasets")
     arguments = parser.parse_args(words)
     for name in arguments.names or vbcaps.list_models():
@@ -54,7 +54,7 @@ def main(words: list[str] | None = None) -> None:
             scores(model, test.images),
             f"{len(test.labels):,} test images of {FACTS[model.recipe.dataset].title}",
         )
-        put_into(FOLDER / f"{name}.safetensors", densities=model.densities, familiar=model.about["familiar"])
+        put_into(weights_file(name), densities=model.densities, familiar=model.about["familiar"])
         print(f"{name}: a density of {features}, fitted to {len(train.labels):,} training images")
 
 

@@ -1,11 +1,12 @@
-"""Copy finished runs into results/, and the weights of one into the package.
+"""Copy finished runs into results/, and the weights of one into weights/.
 
 scripts/record RUN... [--ship NAME] [--unfinished] [--dirty]
 
 A RUN is the folder of a run, or of all its seeds: all that were run count. Recipe, environment, metrics, result and
 tests on several crops are copied; weights and the state are not. A run that is recorded already may be recorded again
 when it has more files now; one that tools/series.py has recorded is not copied again. --ship NAME puts the weights of
-its seed 0, chosen before any was tested, into the package.
+its seed 0, chosen before any was tested, into weights/, or into the package where it has this network already;
+tools/published.py then lists it, so that `vbcaps.load` finds it.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from vbcaps.training.runfolder import read_recipe, read_result, seed_folders
 from vbcaps.weights.file import read_weights
 
 ROOT = Path(__file__).parents[1]
-RESULTS, WEIGHTS = ROOT / "results", ROOT / "src" / "vbcaps" / "weights"
+RESULTS, WEIGHTS, PACKAGE = ROOT / "results", ROOT / "weights", ROOT / "src" / "vbcaps" / "weights"
 FILES = (
     "recipe.json", "environment.json", "metrics.csv", "result.json", "crops*.json",
     "failed.json", "votes.npz",  # of a series
@@ -30,7 +31,7 @@ FILES = (
 def main(words: list[str] | None = None, results: Path = RESULTS, weights: Path = WEIGHTS) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="the folder of a run, or of its seeds")
-    parser.add_argument("--ship", metavar="NAME", help="put the weights of seed 0 into the package by this name")
+    parser.add_argument("--ship", metavar="NAME", help="put the weights of seed 0 into weights/ by this name")
     parser.add_argument("--unfinished", action="store_true", help="also record runs that did not finish, as failures")
     parser.add_argument("--dirty", action="store_true", help="also record runs of changed or unknown source")
     arguments = parser.parse_args(words)
@@ -48,7 +49,9 @@ def main(words: list[str] | None = None, results: Path = RESULTS, weights: Path 
             if path.exists() and path.read_bytes() != content:
                 raise RunError(f"{path} is of another run: rename the folder of this one, or remove that one")
         if arguments.ship:
-            files[weights / f"{arguments.ship}.safetensors"] = weights_to_ship(arguments.runs[0], arguments.ship)
+            file = f"{arguments.ship}.safetensors"
+            place = PACKAGE if (PACKAGE / file).exists() else weights
+            files[place / file] = weights_to_ship(arguments.runs[0], arguments.ship)
         for path, content in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             write(path, content)

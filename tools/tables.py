@@ -7,7 +7,6 @@ Runs whose recipes differ only in their seeds share a row; every run is in a row
 
 import argparse
 import difflib
-import json
 import math
 import re
 import statistics
@@ -18,6 +17,7 @@ from typing import Any
 
 from cells import low_to_high, spread, table
 from held_out import held_out, on_novel_views, read_rows
+from published import about_weights
 from recorded import Group, Run, command, commits, flags, groups, name_of, of_earlier_version, read_runs
 from scipy.special import stdtrit
 from shipped_table import on_shipped
@@ -65,8 +65,8 @@ def main(words: list[str] | None = None, root: Path = ROOT) -> None:
     rows = groups(read_runs(root / "results"))
     readme, last = root / "README.md", last_of_each(rows)
     choices, novel = (read_rows(root / "results" / name) for name in ("choices.csv", "viewpoints.csv"))
-    packaged = shipped(root / "src" / "vbcaps" / "weights")
-    long = [INTRODUCTION, f"## All experiments\n\n{main_table(last)}\n", f"{packaged}\n", *all_tables(rows)]
+    trained = shipped(root / "src" / "vbcaps" / "weights", root / "weights")
+    long = [INTRODUCTION, f"## All experiments\n\n{main_table(last)}\n", f"{trained}\n", *all_tables(rows)]
     new = {
         root / "results" / "README.md": "\n".join(
             [
@@ -337,15 +337,19 @@ def lasting(recipe: Recipe) -> str:
     return f"{recipe.epochs} epochs{' or fewer' if recipe.match or recipe.patience else ''}"
 
 
-def shipped(weights: Path) -> str:
-    """Return a sentence that names the networks in the package, with the test errors in their headers."""
-    found = []
-    for path in sorted(weights.glob("*.safetensors")):
-        content = path.read_bytes()
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        about = json.loads(header["__metadata__"]["vbcaps"])
-        found.append(f"`{path.stem}` ({100 * about['metadata']['test_error']:.2f}%)")
-    return f"Weights in the package, with their test errors: {', '.join(found) or 'none yet'}."
+def shipped(package: Path, others: Path) -> str:
+    """Return a sentence that names the trained networks, with the test errors in their headers."""
+    inside, fetched = (
+        ", ".join(
+            f"`{path.stem}` ({100 * about_weights(path)['test_error']:.2f}%)"
+            for path in sorted(folder.glob("*.safetensors"))
+        )
+        for folder in (package, others)
+    )
+    return (
+        f"Weights in the package, with their test errors: {inside or 'none yet'}. Weights that `vbcaps.load` fetches: "
+        f"{fetched or 'none yet'}."
+    )
 
 
 def between_markers(text: str, new: str) -> str:

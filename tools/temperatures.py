@@ -26,7 +26,7 @@ from vbcaps.training.loop import prepare
 from vbcaps.uncertainty import brier, ece, fit_temperature, nll
 from vbcaps.uncertainty.density import Density
 from vbcaps.weights.file import pack_weights, read_weights
-from vbcaps.weights.find import FOLDER
+from vbcaps.weights.find import weights_file
 
 MOST = 20_000  # test images that are looked at; affNIST has 320,000
 ROOT = Path(__file__).parents[1]
@@ -39,7 +39,7 @@ HEAD = (
 
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="networks; by default all in the package")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="networks; by default all that are trained")
     parser.add_argument("--data-folder", metavar="FOLDER", help="folder of the datasets")
     parser.add_argument("--write", action="store_true", help="write weights files and the table, not only print")
     arguments = parser.parse_args(words)
@@ -49,7 +49,7 @@ def main(words: list[str] | None = None) -> None:
             print(*(f"{key}={row[key]}" for key in ("network", "judged_on", "temperature", "ece_before", "ece", "nll")))
         if arguments.write:
             if not vbcaps.load(name).recipe.validation:
-                put_into(FOLDER / f"{name}.safetensors", float(str(rows[0]["temperature"])))
+                put_into(weights_file(name), float(str(rows[0]["temperature"])))
             record(TABLE, rows)
 
 

@@ -2,12 +2,11 @@
 
 import gzip
 import hashlib
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import official_files as official
 import pytest
+from served import Server
 
 from vbcaps.data import DataError, check, download, fetch, load_dataset
 from vbcaps.data import official as table
@@ -16,51 +15,13 @@ from vbcaps.data.official import OFFICIAL, OfficialFile
 PREFIXES = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
 
 
-class Server:
-    """Serves ``files`` by their address; ``ranges`` says whether it can go on in the middle."""
-
-    def __init__(self):
-        self.files: dict[str, bytes] = {}
-        self.requests: list[tuple[str, str | None]] = []
-        self.ranges = True
-        self.break_after: int | None = None
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self):
-                asked = self.headers.get("Range")
-                outer.requests.append((self.path, asked))
-                data = outer.files.get(self.path)
-                if data is None:
-                    self.send_error(404)
-                    return
-                start = int(asked[len("bytes=") : -1]) if asked and outer.ranges else 0
-                if start >= len(data) > 0 and start:
-                    self.send_error(416)
-                    return
-                self.send_response(206 if start else 200)
-                self.send_header("Content-Length", str(len(data) - start))
-                self.end_headers()
-                end = None if outer.break_after is None else start + outer.break_after
-                self.wfile.write(data[start:end])
-
-            def log_message(self, *args):
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"http://127.0.0.1:{self.http.server_port}"
-        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
-
-
 @pytest.fixture
 def server(monkeypatch):
-    server = Server()
-    monkeypatch.setattr(table, "ARCHIVE", server.address + "/archive/")
-    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    yield server
-    server.http.shutdown()
-    server.http.server_close()
+    with Server() as server:
+        monkeypatch.setattr(table, "ARCHIVE", server.address + "/archive/")
+        for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "all_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        yield server
 
 
 @pytest.fixture

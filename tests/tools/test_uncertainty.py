@@ -136,7 +136,7 @@ def test_a_temperature_of_held_out_images_is_judged_on_all_test_images_and_stays
     path = tmp_path / "w.safetensors"
     path.write_bytes((runs / "s0" / "best.safetensors").read_bytes())
     model, before = load(path), path.read_bytes()
-    monkeypatch.setattr(temperatures, "FOLDER", tmp_path)
+    monkeypatch.setattr(temperatures, "weights_file", lambda name: tmp_path / f"{name}.safetensors")
     monkeypatch.setattr(temperatures, "TABLE", tmp_path / "t.csv")
     monkeypatch.setattr(temperatures.vbcaps, "load", lambda _: load(path))
     with tiny.in_place_of_data():
@@ -158,7 +158,7 @@ def test_a_density_goes_into_the_file_of_a_network(runs, tables, tmp_path, monke
     path = tmp_path / "w.safetensors"
     path.write_bytes((runs / run / "best.safetensors").read_bytes())
     before = load(path)
-    monkeypatch.setattr(densities, "FOLDER", tmp_path)
+    monkeypatch.setattr(densities, "weights_file", lambda name: tmp_path / f"{name}.safetensors")
     monkeypatch.setattr(densities.vbcaps, "load", lambda _: load(path))
     densities.main(["w"])
     after = load(path)

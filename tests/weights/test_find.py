@@ -1,11 +1,8 @@
-"""Trained networks by name, by the folder of a run and by file; and what is installed."""
+"""Trained networks by name, by the folder of a run and by file."""
 
 import shutil
 import subprocess
 import sys
-import tarfile
-import zipfile
-from pathlib import Path
 
 import pytest
 import tiny
@@ -15,8 +12,6 @@ import vbcaps
 from vbcaps.training.files import RunError
 from vbcaps.training.loop import evaluate, fit
 from vbcaps.weights import find
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +66,7 @@ def test_a_folder_of_seeds_is_not_one_model(run, tmp_path):
 
 
 def test_what_is_shipped_can_be_used_and_says_its_error():
-    """Whatever is in the package now."""
+    """Whatever is in the package now, or in weights/ of the checkout."""
     assert "smallnorb" in vbcaps.list_models()
     for name in vbcaps.list_models():
         model = vbcaps.load(name)
@@ -99,23 +94,3 @@ def test_loading_needs_of_the_training_program_the_recipe_alone(tmp_path):
     done = subprocess.run([sys.executable, "-c", code, tmp_path / "x"], capture_output=True, text=True, check=True)
     needed = {"vbcaps.training.files", "vbcaps.training.recipe", "vbcaps.training.runfolder"}
     assert set(done.stdout.split()) == needed
-
-
-def test_wheel_and_source_archive_hold_the_weights(tmp_path, run):
-    """Built from a copy of what setuptools reads, with weights in it."""
-    pytest.importorskip("setuptools", minversion="77")
-    here = tmp_path / "source"
-    package = here / "src" / "vbcaps"
-    (package / "weights").mkdir(parents=True)
-    for name in ("pyproject.toml", "README.md", "LICENSE", "src/vbcaps/__init__.py"):
-        (here / name).write_bytes((ROOT / name).read_bytes())
-    shutil.copy(run / "last.safetensors", package / "weights" / "tiny.safetensors")
-    (package / "weights" / "notes.txt").touch()
-    build = "from setuptools import build_meta as b; b.build_wheel('..'); b.build_sdist('..')"
-    subprocess.run([sys.executable, "-c", build], cwd=here, check=True, capture_output=True)
-    (wheel,), (archive,) = tmp_path.glob("*.whl"), tmp_path.glob("*.tar.gz")
-    with zipfile.ZipFile(wheel) as file:
-        held = [name for name in file.namelist() if "weights/" in name]
-    assert held == ["vbcaps/weights/tiny.safetensors"]
-    with tarfile.open(archive) as file:
-        assert any(name.endswith("src/vbcaps/weights/tiny.safetensors") for name in file.getnames())

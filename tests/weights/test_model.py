@@ -100,7 +100,7 @@ def test_it_prints_what_a_person_wants_to_know(model):
         "  network     CapsNet {64,16,16,16}, VB routing in 3 iterations, 169,802 parameters",
         "  input       2 channels of 32 x 32, out of images of 36 x 36",
         "  test error  1.49% on smallnorb",
-        f"  trained     100 epochs of smallnorb_fast, in the package, vbcaps {vbcaps.__version__}, commit c099da7",
+        f"  trained     100 epochs of smallnorb_fast, published with vbcaps {vbcaps.__version__}, commit c099da7",
         "  to use it   model.predict(images)",
     ]
     said = repr(model)

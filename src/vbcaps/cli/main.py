@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from vbcaps.cli.arguments import DataFolder, Device, check_device, check_fits, clear_errors, read_named
 from vbcaps.cli.explore import explore
 from vbcaps.cli.export import export
+from vbcaps.cli.fetching import bars
 from vbcaps.cli.figures import figures
 from vbcaps.cli.help import Command, Group
 from vbcaps.cli.report import (
@@ -36,7 +36,9 @@ from vbcaps.cli.report import (
 from vbcaps.cli.routing import routing
 from vbcaps.cli.runs import newest_run
 from vbcaps.cli.uncertainty import uncertainty
+from vbcaps.cli.weights import weights_app
 from vbcaps.data import FACTS
+from vbcaps.weights import fetch
 
 if TYPE_CHECKING:
     import torch
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 app = typer.Typer(cls=Group, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 data_app = typer.Typer(cls=Group, no_args_is_help=True, help="List, fetch and check datasets.")
 app.add_typer(data_app, name="data")
+app.add_typer(weights_app, name="weights")
 app.command("figures", cls=Command)(figures)
 app.command("explore", cls=Command)(explore)
 app.command("export", cls=Command)(export)
@@ -62,6 +65,7 @@ DatasetName = Annotated[str, typer.Argument(metavar="DATASET", help="see `vbcaps
 def main() -> None:
     # Threads that spin while they wait make a CPU step five times slower if another program uses the cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when PyTorch is imported
+    fetch.show = bars
     app(prog_name="vbcaps")
 
 
@@ -340,17 +344,7 @@ def fetch_data(dataset: DatasetName, data_folder: DataFolder = None) -> None:
     with clear_errors():
         from vbcaps import data
 
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-        with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
-            tasks: dict[str, Any] = {}
-
-            def progress(name: str, done: int, total: int | None) -> None:
-                if name not in tasks:
-                    tasks[name] = bars.add_task(name, total=total)
-                    if not console.is_terminal:
-                        say(f"fetching {name}")
-                bars.update(tasks[name], completed=done, total=total)
-
+        with bars() as progress:
             rows = data.fetch(known_dataset(dataset), data_folder, progress)
         say(*(f"{row.state:8s} {row.path}" for row in rows))
 

@@ -65,6 +65,6 @@ def newest_run() -> Path:
     if not found:
         raise RunError(
             f"there are no weights in {RUNS}/: train some with `vbcaps train`, or give --weights a file or one of "
-            f"those that come with the package: {', '.join(list_models())}"
+            f"the trained networks: {', '.join(list_models())}"
         )
     return max(found, key=lambda path: path.stat().st_mtime).parent

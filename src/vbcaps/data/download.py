@@ -6,7 +6,7 @@ import os
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from http.client import HTTPException
 from pathlib import Path
 from typing import NamedTuple
@@ -86,27 +86,38 @@ def _state(place: Path, file: OfficialFile) -> FileState:
 
 
 def _fetch(name: str, file: OfficialFile, place: Path, progress: Progress | None) -> None:
-    part = place / f"{file.name}.part"
-    reasons = []
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        for address in file.addresses:
-            try:
-                _download(address, part, file, progress)
-            except (OSError, HTTPException, DataError) as error:
-                if isinstance(error, OSError) and error.errno in DISK:
-                    raise
-                reasons.append(f"{address}: {error}")
-                continue
-            os.replace(part, place / file.name)
-            return
+        reasons = fetch_file(file, file.addresses, place, progress)
     except OSError as error:
         raise DataError(f"{place}: cannot be written to ({error})") from error
+    if not reasons:
+        return
     names = "\n".join(f"  {place / other.name}" for other in OFFICIAL[name])
     raise DataError(
         f"{file.name} could not be fetched:\n" + "\n".join(f"  {reason}" for reason in reasons) + "\n"
         f"Without a network, place the files of {name} by hand:\n{names}"
     )
+
+
+def fetch_file(file: OfficialFile, addresses: Iterable[str], folder: Path, progress: Progress | None) -> list[str]:
+    """Fetch a file from the first address that has it; it gets its name in the folder when its sum is right.
+
+    Returns:
+        Why each address did not serve, or nothing if one did. A folder that cannot be written to raises OSError.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    part, reasons = folder / f"{file.name}.part", []
+    for address in addresses:
+        try:
+            _download(address, part, file, progress)
+        except (OSError, HTTPException, DataError) as error:
+            if isinstance(error, OSError) and error.errno in DISK:
+                raise
+            reasons.append(f"{address}: {error}")
+            continue
+        os.replace(part, folder / file.name)
+        return []
+    return reasons
 
 
 def _download(address: str, part: Path, file: OfficialFile, progress: Progress | None) -> None:

@@ -1,6 +1,7 @@
 """The networks that the explorer shows, and images for each of them.
 
-A page names networks by the names in the package; a run or a file is named on the command line only.
+A page names networks by the names of those that are at hand, and fetches none; a run, a file or a network that must be
+fetched first is named on the command line only.
 """
 
 import functools
@@ -18,6 +19,7 @@ from vbcaps.data import FACTS, DataError, load_dataset
 from vbcaps.explore.pictures import Refused
 from vbcaps.models import CapsNet, ConvNet
 from vbcaps.vae import CapsVAE, capsules_of
+from vbcaps.weights.find import at_hand
 from vbcaps.weights.inputs import PICTURES, frame_of, read_pixels, side_of
 from vbcaps.weights.model import ROUTING_NAMES, Model
 
@@ -47,7 +49,7 @@ class Networks:
 
     def __init__(self, given: str | Path | None = None, data_folder: str | Path | None = None):
         self.data_folder = data_folder
-        self.models = {name: vbcaps.load(name) for name in vbcaps.list_models()}
+        self.models = {name: vbcaps.load(name) for name in at_hand()}
         self.first = FIRST if given is None else str(given)
         if self.first not in self.models:
             model = vbcaps.load(self.first)

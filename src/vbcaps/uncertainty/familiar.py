@@ -54,7 +54,7 @@ def percentiles(model: "Model", found: Mapping[str, Tensor]) -> dict[str, Tensor
     Example:
         >>> import vbcaps
         >>> from vbcaps.uncertainty import percentiles, scores
-        >>> model, noise = vbcaps.load("fashion_small"), torch.randint(0, 256, (4, 28, 28), dtype=torch.uint8)
+        >>> model, noise = vbcaps.load("fashion_laptop"), torch.randint(0, 256, (4, 28, 28), dtype=torch.uint8)
         >>> bool((percentiles(model, scores(model, noise))["density.conv_caps1.m"] > 0.9).all())
         True
     """

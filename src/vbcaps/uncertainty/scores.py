@@ -82,7 +82,7 @@ def scores(model: "Model", images: Any, *, batch_size: int = 256) -> dict[str, T
     Example:
         >>> import vbcaps
         >>> from vbcaps.uncertainty import scores
-        >>> found = scores(vbcaps.load("fashion_small"), torch.randint(0, 256, (4, 28, 28), dtype=torch.uint8))
+        >>> found = scores(vbcaps.load("fashion_laptop"), torch.randint(0, 256, (4, 28, 28), dtype=torch.uint8))
         >>> found["max_softmax"].shape, "elbo" in found
         (torch.Size([4]), True)
     """
@@ -107,7 +107,7 @@ def posterior_scores(model: "Model", images: Any, *, batch_size: int = 256) -> d
     Example:
         >>> import vbcaps
         >>> from vbcaps.uncertainty import posterior_scores
-        >>> found = posterior_scores(vbcaps.load("fashion_small"), torch.zeros(2, 28, 28, dtype=torch.uint8))
+        >>> found = posterior_scores(vbcaps.load("fashion_laptop"), torch.zeros(2, 28, 28, dtype=torch.uint8))
         >>> sorted(found)[:3]
         ['alpha', 'class_entropy', 'elbo']
     """
@@ -170,7 +170,7 @@ def look(model: "Model", images: Any, *, features: bool = True, batch_size: int 
 
     Example:
         >>> import vbcaps
-        >>> seen = look(vbcaps.load("fashion_small"), torch.zeros(2, 28, 28, dtype=torch.uint8))
+        >>> seen = look(vbcaps.load("fashion_laptop"), torch.zeros(2, 28, 28, dtype=torch.uint8))
         >>> seen.features["class_caps.m"].shape
         torch.Size([2, 160])
     """
@@ -281,7 +281,7 @@ def fit_densities(
         >>> import vbcaps
         >>> from vbcaps.data import load_dataset
         >>> from vbcaps.uncertainty import fit_densities, scores
-        >>> model, train = vbcaps.load("fashion_small"), load_dataset("sample").train
+        >>> model, train = vbcaps.load("fashion_laptop"), load_dataset("sample").train
         >>> fit_densities(model, train.images[:500], train.labels[:500])
         >>> "density.class_caps.m" in scores(model, train.images[:4])
         True

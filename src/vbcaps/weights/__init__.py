@@ -1,1 +1,1 @@
-"""Trained networks: the ones in the package, and weights files."""
+"""Trained networks: those that are in the package or fetched by name, and weights files."""

@@ -1,38 +1,134 @@
-"""Find weights by name: in the package (``weights/NAME.safetensors``), in a run's folder, or in a file."""
+"""Find weights by name, in a run's folder, or in a file.
 
+A name is looked for in the package, in the folder that `VBCAPS_WEIGHTS` names, in `weights/` of the checkout that the
+package is used from, and in the user's cache; else its file is fetched into the cache (fetch.py). `published.json`
+lists all names, with size and SHA-256 of each file; `tools/published.py` makes it.
+
+Nothing here needs PyTorch.
+"""
+
+import hashlib
+import json
+import os
 from pathlib import Path
+from typing import NamedTuple
 
 from vbcaps.training.files import RunError
 from vbcaps.training.recipe import nearest
 from vbcaps.training.runfolder import resolved, seed_folders
+from vbcaps.weights.fetch import FetchError, Progress, fetch_weights
 
 FOLDER = Path(__file__).parent
 
 
+class Published(NamedTuple):
+    """What is known of a network without its file."""
+
+    size: int
+    sha256: str
+    dataset: str
+    test_error: float
+
+
+class Place(NamedTuple):
+    """A folder that is searched for weights."""
+
+    title: str
+    folder: Path
+    checked: bool  # whether a file there must have the published SHA-256
+
+
+def published() -> dict[str, Published]:
+    """Return the networks whose files anybody can have, by name."""
+    try:
+        listed = json.loads((FOLDER / "published.json").read_text())
+    except FileNotFoundError:
+        return {}
+    return {name: Published(**fields) for name, fields in listed.items()}
+
+
 def list_models() -> list[str]:
-    """Return the names of the trained networks that come with the package, for ``vbcaps.load``.
+    """Return the names of the trained networks, for ``vbcaps.load``, which fetches those that are not here yet.
 
     Example:
         >>> import vbcaps
         >>> "smallnorb" in vbcaps.list_models()
         True
     """
-    return sorted(path.stem for path in FOLDER.glob("*.safetensors"))
+    return sorted({*(path.stem for path in FOLDER.glob("*.safetensors")), *published()})
 
 
-def weights_file(name: str | Path) -> Path:
-    """Return the weights file that a name or path means.
+def at_hand() -> list[str]:
+    """Return the names of the trained networks that need not be fetched."""
+    return [name for name in list_models() if present(name)]
+
+
+def places() -> list[Place]:
+    """Return the folders that are searched for weights, in their order."""
+    found = [Place("in the package", FOLDER, False)]
+    if named := os.environ.get("VBCAPS_WEIGHTS"):
+        found.append(Place("in VBCAPS_WEIGHTS", Path(named).expanduser(), True))
+    source = FOLDER.resolve().parents[1]
+    if source.name == "src" and (source.parent / "pyproject.toml").is_file():
+        found.append(Place("in the checkout", source.parent / "weights", False))
+    if cache := cache_folder():
+        found.append(Place("cached", cache, True))
+    return found
+
+
+def cache_folder() -> Path | None:
+    """Return the folder for weights that are fetched, or None for a user without a home."""
+    if named := os.environ.get("VBCAPS_CACHE"):
+        return Path(named).expanduser() / "weights"
+    try:
+        cache = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or Path.home() / ".cache"
+    except RuntimeError:
+        return None
+    return Path(cache).expanduser() / "vbcaps" / "weights"
+
+
+def present(name: str) -> tuple[Path, Place] | None:
+    """Return the file of a trained network and where it is, or None if it must be fetched.
+
+    A damaged file in the cache counts as missing; one in `VBCAPS_WEIGHTS`, which is the user's, is an error.
+    """
+    for place in places():
+        path = place.folder / f"{name}.safetensors"
+        if not path.is_file():
+            continue
+        if not place.checked or is_published(path):
+            return path, place
+        if place.folder != cache_folder():
+            raise RunError(f"{path} is damaged or another network: its SHA-256 is not that of {name}; remove it")
+    return None
+
+
+def is_published(path: Path) -> bool:
+    """Return whether a file is the published one of its name."""
+    fields = published().get(path.stem)
+    return fields is not None and hashlib.sha256(path.read_bytes()).hexdigest() == fields.sha256
+
+
+def belongs(path: Path) -> Place | None:
+    """Return the place of a trained network's file, or None for any other weights file."""
+    known = path.suffix == ".safetensors" and path.stem in list_models()
+    return next((place for place in places() if known and path.parent == place.folder), None)
+
+
+def weights_file(name: str | Path, progress: Progress | None = None) -> Path:
+    """Return the weights file that a name or path means; that of a name is fetched if it is not here.
 
     Args:
         name: a weights file; a run's folder, which means its best weights if a validation share chose them, else its
             last; or one of ``list_models()``.
+        progress: called while a file is fetched, with its name, the bytes so far, and the bytes in all.
     """
     path = resolved(Path(name))
     for file in (path, path / "best.safetensors", path / "last.safetensors"):
         if file.is_file():
             return file
     if str(name) in list_models():
-        return FOLDER / f"{name}.safetensors"
+        return named_file(str(name), progress)
     if path.exists() or path.suffix or len(path.parts) > 1:
         if seeds := seed_folders(path):
             raise RunError(f"{path} has a run for each seed: choose one, as {seeds[0]}")
@@ -42,3 +138,16 @@ def weights_file(name: str | Path) -> Path:
         f"{name} is neither a file nor the folder of a run, and no weights called {str(name)!r} come with the "
         f"package{nearest(name, list_models())}; {there}"
     )
+
+
+def named_file(name: str, progress: Progress | None = None) -> Path:
+    """Return the file of a trained network, which is fetched into the cache if it is nowhere yet."""
+    if found := present(name):
+        return found[0]
+    folder, fields = cache_folder(), published()[name]
+    if folder is None:
+        raise RunError(f"there is no folder to fetch the weights {name} into: set VBCAPS_CACHE to one")
+    try:
+        return fetch_weights(name, fields.size, fields.sha256, folder, progress)
+    except FetchError as error:
+        raise RunError(str(error)) from error

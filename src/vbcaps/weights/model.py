@@ -23,6 +23,7 @@ from vbcaps.uncertainty.density import Density
 from vbcaps.uncertainty.scores import check_densities
 from vbcaps.vae import Network, Reconstruction
 from vbcaps.weights import decode, find
+from vbcaps.weights.fetch import Progress
 from vbcaps.weights.file import Contents, pack_weights, read_weights
 from vbcaps.weights.inputs import frame_of, read_pixels, side_of
 from vbcaps.weights.tensors import copy_tensors
@@ -52,7 +53,7 @@ class Model(nn.Module):
 
     Example:
         >>> import torch, vbcaps
-        >>> model = vbcaps.load("fashion_small")
+        >>> model = vbcaps.load("fashion_laptop")
         >>> images = torch.randint(0, 256, (4, 28, 28), dtype=torch.uint8)
         >>> model.predict(images).shape
         torch.Size([4, 10])
@@ -101,7 +102,7 @@ class Model(nn.Module):
 
         Example:
             >>> import numpy as np, vbcaps
-            >>> model = vbcaps.load("fashion_small")
+            >>> model = vbcaps.load("fashion_laptop")
             >>> scores = model.predict(np.random.rand(60, 40, 3))
             >>> model.classes[scores[0].argmax()] in model.classes
             True
@@ -272,7 +273,7 @@ class Model(nn.Module):
         """Return the name by which ``vbcaps.load`` finds the model, or the path of its file, or its recipe's name."""
         if self.file is None:
             return self.recipe.name
-        return self.file.stem if self.file.parent == find.FOLDER else str(self.file)
+        return self.file.stem if find.belongs(self.file) else str(self.file)
 
     def origin(self) -> str:
         """Return where the weights come from and how they were trained, in one line."""
@@ -284,8 +285,9 @@ class Model(nn.Module):
             said.append(f"{about['epoch']} epoch{'s' if about['epoch'] > 1 else ''} of {r.name}")
         if start := about.get("began_with"):
             said.append(f"begun with {start['weights']}")
-        if self.file is not None and self.file.parent == find.FOLDER:
-            said.append(f"in the package, vbcaps {vbcaps.__version__}")
+        if self.file is not None and (place := find.belongs(self.file)):
+            where = "in the package," if place.folder == find.FOLDER else "published with"
+            said.append(f"{where} vbcaps {vbcaps.__version__}")
         elif self.file is not None and self.file.exists():
             written = time.localtime(self.file.stat().st_mtime)
             said.append(time.strftime("written %Y-%m-%d %H:%M", written))
@@ -337,8 +339,12 @@ def load(
     *,
     classes: Sequence[str] | None = None,
     device: str | torch.device = "cpu",
+    progress: Progress | None = None,
 ) -> Model:
     """Return a trained network, in eval mode.
+
+    Some of ``vbcaps.list_models()`` are in the package; the others are fetched once into the user's cache, unless they
+    are in the folder that ``VBCAPS_WEIGHTS`` names.
 
     Args:
         name: one of ``vbcaps.list_models()``, a weights file, or the folder of a run.
@@ -347,18 +353,19 @@ def load(
             with equal channels get the same response as before.
         classes: the names of the new classes; by default "0", "1" and so on.
         device: the device of the network.
+        progress: called while a file is fetched, with its name, the bytes so far, and the bytes in all.
 
     Returns:
         The model, with ``net``, ``recipe``, ``classes``, ``view`` and ``about`` (its test error and more).
 
     Example:
         >>> import vbcaps
-        >>> vbcaps.load("smallnorb").classes
-        ('animal', 'human', 'airplane', 'truck', 'car')
+        >>> vbcaps.load("vae_mnist").classes
+        ('0', '1', '2', '3', '4', '5', '6', '7', '8', '9')
         >>> vbcaps.load("fashion", num_classes=3, in_channels=3).net(torch.randn(2, 3, 32, 32)).logits.shape
         torch.Size([2, 3])
     """
-    file = find.weights_file(name)
+    file = find.weights_file(name, progress)
     contents = read_weights(file)
     names = class_names(contents.classes, num_classes, classes)
     channels = contents.in_channels if in_channels is None else in_channels

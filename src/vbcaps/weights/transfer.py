@@ -120,7 +120,7 @@ class Start:
         """
         if isinstance(weights, str | Path):
             file = find.weights_file(weights)
-            source, name = read_weights(file), str(weights) if file.parent == find.FOLDER else str(file.resolve())
+            source, name = read_weights(file), str(weights) if find.belongs(file) else str(file.resolve())
         else:
             source, name = contents_of(weights), weights.name
         check_same_network(source.recipe, recipe, name)

@@ -1,0 +1,92 @@
+"""What wheel and source archive hold. `scripts/packages` builds and installs the real ones, which takes minutes."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+import zlib
+from pathlib import Path
+
+import pytest
+
+from vbcaps.kernels.cpu import build
+
+ROOT = Path(__file__).parents[1]
+CPU = Path("src/vbcaps/kernels/cpu")
+LARGEST = 8_000_000  # bytes of a wheel
+KERNELS = 500_000  # of them for libraries
+
+pytest.importorskip("setuptools", minversion="77")
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A copy of what setuptools reads, with kernels that compile in no time, and one network in each folder."""
+    here = tmp_path / "source"
+    package = here / "src" / "vbcaps"
+    (package / "weights").mkdir(parents=True)
+    (here / CPU).mkdir(parents=True)
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "src/vbcaps/__init__.py", "src/vbcaps/py.typed"):
+        shutil.copy(ROOT / name, here / name)
+    shutil.copy(ROOT / CPU / "build.py", here / CPU)
+    for name in (*build.SOURCES, *build.HEADERS):
+        (here / CPU / name).write_text(f'extern "C" int in_{Path(name).stem}() {{ return 1; }}\n')
+    (package / "weights" / "inside.safetensors").write_bytes(b"inside")
+    (package / "weights" / "published.json").write_text("{}")
+    (package / "weights" / "notes.txt").touch()
+    (here / "weights").mkdir()
+    (here / "weights" / "outside.safetensors").write_bytes(b"outside")
+    return here
+
+
+def make(checkout, what, **environment):
+    """Build a wheel or a source archive; return its path and the names in it."""
+    code = f"from setuptools import build_meta as b; print(b.build_{what}('..'))"
+    run = [sys.executable, "-c", code]
+    done = subprocess.run(run, cwd=checkout, capture_output=True, text=True, env=os.environ | environment)
+    if done.returncode:
+        raise RuntimeError(done.stdout + done.stderr)
+    path = checkout.parent / done.stdout.splitlines()[-1]
+    if what == "wheel":
+        with zipfile.ZipFile(path) as file:
+            return path, file.namelist()
+    with tarfile.open(path) as file:
+        return path, [name.partition("/")[2] for name in file.getnames()]
+
+
+@pytest.mark.skipif(build.find_compiler() is None, reason="needs a C++ compiler")
+def test_a_wheel_holds_kernels_for_each_instruction_set_and_is_for_any_python(checkout):
+    path, names = make(checkout, "wheel", VBCAPS_REQUIRE_KERNELS="1")
+    assert "-py3-none-" in path.name
+    assert not path.name.endswith("-any.whl")
+    libraries = sorted(name for name in names if name.endswith(".so"))
+    assert libraries == sorted(f"vbcaps/kernels/cpu/kernels_{variant}.so" for variant in build.variants())
+    held = [name for name in names if "weights/" in name]
+    assert sorted(held) == ["vbcaps/weights/inside.safetensors", "vbcaps/weights/published.json"]
+    assert "vbcaps/py.typed" in names
+
+
+def test_without_a_compiler_the_package_is_built_without_kernels_unless_they_are_required(checkout):
+    nothing = dict(PATH=str(checkout / "no-such-folder"), CXX="")
+    _, names = make(checkout, "wheel", **nothing)
+    assert "vbcaps/__init__.py" in names
+    assert not any(name.endswith(".so") for name in names)
+    with pytest.raises(RuntimeError, match=r"there is no C\+\+ compiler"):
+        make(checkout, "wheel", **nothing, VBCAPS_REQUIRE_KERNELS="1")
+
+
+def test_a_source_archive_has_all_that_a_wheel_is_built_from(checkout):
+    _, names = make(checkout, "sdist")
+    for name in (*build.SOURCES, *build.HEADERS, "build.py"):
+        assert (CPU / name).as_posix() in names
+    assert {"setup.py", "pyproject.toml", "src/vbcaps/weights/inside.safetensors"} <= {*names}
+    assert not any("outside" in name for name in names)
+
+
+def test_a_wheel_stays_small():
+    """An estimate, which compresses what the package holds as a wheel does."""
+    package = ROOT / "src" / "vbcaps"
+    files = (path for path in package.rglob("*") if path.is_file() and path.suffix not in (".so", ".pyc"))
+    assert sum(len(zlib.compress(path.read_bytes(), 1)) for path in files) + KERNELS < LARGEST

@@ -1,0 +1,65 @@
+"""List the trained networks in src/vbcaps/weights/published.json: size, SHA-256, dataset and test error of each file.
+
+python tools/published.py [--check]
+
+The files are those in the package and in weights/. `vbcaps.load` holds what it fetches to this list, so run this script
+after any of these files changed; with --check it writes nothing, and fails where it would.
+"""
+
+import argparse
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "vbcaps" / "weights"
+FOLDERS = (PACKAGE, ROOT / "weights")
+
+
+def main(words: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if the list is stale")
+    check = parser.parse_args(words).check
+    new, path = listed(), PACKAGE / "published.json"
+    if path.exists() and path.read_text() == new:
+        return
+    if check:
+        sys.exit(f"{path.name} is stale: run python tools/published.py")
+    path.write_text(new)
+
+
+def listed() -> str:
+    """Return the list as JSON."""
+    files = sorted((path for folder in FOLDERS for path in folder.glob("*.safetensors")), key=lambda path: path.stem)
+    if twice := [path.stem for path in files if all((folder / path.name).exists() for folder in FOLDERS)]:
+        sys.exit(f"{twice[0]} is in the package and in weights/: keep one")
+    return json.dumps({path.stem: facts(path) for path in files}, indent=1) + "\n"
+
+
+def facts(path: Path) -> dict[str, Any]:
+    """Return what is listed of a weights file."""
+    content, header = path.read_bytes(), header_of(path)
+    return dict(
+        size=len(content),
+        sha256=hashlib.sha256(content).hexdigest(),
+        dataset=header["recipe"]["dataset"],
+        test_error=round(header["metadata"]["test_error"], 6),
+    )
+
+
+def about_weights(path: Path) -> dict[str, Any]:
+    """Return the facts in the header of a weights file, its test error among them."""
+    return header_of(path)["metadata"]
+
+
+def header_of(path: Path) -> dict[str, Any]:
+    """Return our part of the header of a weights file."""
+    content = path.read_bytes()
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    return json.loads(header["__metadata__"]["vbcaps"])
+
+
+if __name__ == "__main__":
+    main()
