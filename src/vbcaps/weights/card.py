@@ -42,8 +42,8 @@ def last_part(path: str) -> str:
 
 
 def licence_of(model: Model) -> str | None:
-    """Return the licence of a network in the package, as the Hub writes it; None for a network of your own."""
-    own = model.changed() or model.file is None or model.file.parent != find.FOLDER
+    """Return the licence of a trained network of ours, as the Hub writes it; None for a network of your own."""
+    own = model.changed() or model.file is None or find.belongs(model.file) is None
     return None if own else "apache-2.0"
 
 
