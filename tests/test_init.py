@@ -8,7 +8,17 @@ import pytest
 
 import vbcaps
 
-SUSPECTS = ("torch._dynamo", "sympy", "triton", "scipy", "matplotlib", "torch.utils.tensorboard")
+SUSPECTS = (
+    "torch._dynamo",
+    "sympy",
+    "triton",
+    "scipy",
+    "matplotlib",
+    "torch.utils.tensorboard",
+    "sklearn",
+    "onnx",
+    "huggingface_hub",
+)
 
 
 def imported_by(code: str) -> set[str]:

@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vbcaps.classifier import CapsuleClassifier
     from vbcaps.heads import BackboneCapsNet, CapsHead
     from vbcaps.layers import Capsules, ClassCaps, ConvCaps, PrimaryCaps
     from vbcaps.models import CapsNet, ConvNet
@@ -22,6 +23,7 @@ __all__ = [
     "CapsHead",
     "CapsNet",
     "CapsVAE",
+    "CapsuleClassifier",
     "Capsules",
     "ClassCaps",
     "ConvCaps",
@@ -44,6 +46,7 @@ _HOME = dict(
     CapsNet="models", ConvNet="models", CapsVAE="vae", Reconstruction="vae", Prior="prior",
     Capsules="layers", ClassCaps="layers", ConvCaps="layers", PrimaryCaps="layers",
     Model="weights.model", load="weights.model", list_models="weights.find", export="weights.export",
+    CapsuleClassifier="classifier",
     fit="training.loop", fit_seeds="training.loop", recipe="training.recipes",
 )  # fmt: skip
 

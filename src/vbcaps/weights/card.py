@@ -83,9 +83,10 @@ def what_it_is(model: Model) -> str:
     routing = (
         "" if recipe.network == "cnn" else f" with {ROUTING_NAMES[recipe.routing]} routing in {recipe.iters} iterations"
     )
+    made = f"It is {kind_of(model)}{'' if recipe.network == 'cnn' else routing}, and has {parameters:,} parameters."
     return (
-        f"It tells {model.num_classes} classes of images apart: {', '.join(model.classes)}. It is {kind_of(model)}"
-        f"{'' if recipe.network == 'cnn' else routing}, and has {parameters:,} parameters. It was made with the library vbcaps {vbcaps.__version__}."
+        f"It tells {model.num_classes} classes of images apart: {', '.join(model.classes)}. {made} It was made with "
+        f"the library vbcaps {vbcaps.__version__}."
     )
 
 
