@@ -1,4 +1,4 @@
-"""Turn a batch of bytes into the network's input, on the device of the bytes.
+"""Turn a batch of images into the network's input, on their device.
 
 Random numbers are arguments, and no method waits for the device, so every method may be captured in a CUDA graph.
 Axes: n image, c channel, y x pixel.
@@ -13,18 +13,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vbcaps.data.dataset import Split
+from vbcaps.data.dataset import CHUNK, Split
 from vbcaps.removed import without_removed
 
 STANDARDISE = ("image", "crop", "dataset", "none")
 FILL = ("black", "mean", "edge")
 RESAMPLE = ("bilinear", "bicubic")
 FLOOR = 1 / 255  # least standard deviation, one grey level: a constant image becomes zeros, not NaN
+FINE = 1 / 65535  # the same for images of more than 8 bits
 
 
 @dataclass(frozen=True)
 class View:
-    """How uint8 images become network input: crop, change the light, standardise.
+    """How images become network input: crop, change the light, standardise.
 
     Arguments:
         crop: height and width of the network's input.
@@ -47,6 +48,8 @@ class View:
         fill: the pixels outside the image: "black" (pad, then standardise, as the released code does), the "mean"
             (standardise, then pad with zeros, as the paper says), or the nearest pixel at its "edge".
         mean, std: of the training set for ``standardise="dataset"``; ``fit`` measures them.
+        low, high: for images of 16 bits or floats, the values of each channel that become 0 and 1: the least and the
+            greatest in the training set, which ``fit`` measures. Nothing for bytes, where they are 0 and 255.
     """
 
     crop: int
@@ -64,9 +67,11 @@ class View:
     fill: str = "black"
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("mean", "std"):  # JSON brings them back as lists
+        for name in ("mean", "std", "low", "high"):  # JSON brings them back as lists
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if self.crop < 1:
             raise ValueError(f"crop must be at least 1, got {self.crop}")
@@ -91,21 +96,54 @@ class View:
         if len(self.mean) != len(self.std) or not all(s > 0 for s in self.std):
             raise ValueError(f"mean and std must have one value for each channel, std above 0: {self.mean}, {self.std}")
 
+        if len(self.low) != len(self.high) or not all(a < b for a, b in zip(self.low, self.high, strict=True)):
+            raise ValueError(f"low and high must have one value for each channel, low below: {self.low}, {self.high}")
+
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "View":
         """Return the view in the header of a weights file; it may have fields of an earlier version if they are off."""
         return cls(**without_removed(fields))
 
     def fit(self, split: Split) -> "View":
-        """Return this view, with the statistics of ``split`` if it standardises by the dataset."""
+        """Return this view, with the range of ``split`` if it is not of bytes, and the statistics of ``split`` if the
+        view standardises by the dataset."""
+        images = split.images
+        if images.dtype == torch.uint8:
+            view = replace(self, low=(), high=())
+        else:
+            low, high = _range_of(images)
+            view = replace(self, low=low, high=high)
         if self.standardise != "dataset":
-            return self
-        channels = split.images.transpose(0, 1).flatten(1)
-        counts = [torch.bincount(channel, minlength=256).double().cpu() for channel in channels]  # exact
-        grey = torch.arange(256, dtype=torch.float64) / 255
-        mean = [float(count @ grey / count.sum()) for count in counts]
-        var = [float(count @ (grey - m) ** 2 / count.sum()) for count, m in zip(counts, mean, strict=True)]
-        return replace(self, mean=tuple(mean), std=tuple(max(math.sqrt(v), FLOOR) for v in var))
+            return view
+        mean, var = _moments_of_bytes(images) if not view.low else view._moments_of(images)
+        return replace(view, mean=tuple(mean), std=tuple(max(math.sqrt(v), view.floor) for v in var))
+
+    def _moments_of(self, images: Tensor) -> tuple[list[float], list[float]]:
+        """Return mean and variance of each channel, scaled to 0 to 1, in float64."""
+        count = images[:1, 0].numel() * len(images)
+        total = sum(self.scaled(part).double().sum((0, 2, 3)) for part in images.split(CHUNK))
+        assert isinstance(total, Tensor)
+        mean = (total / count)[:, None, None]
+        gaps = (self.scaled(part).double() - mean for part in images.split(CHUNK))
+        squares = sum(gap.square().sum((0, 2, 3)) for gap in gaps)
+        assert isinstance(squares, Tensor)
+        return mean.flatten().tolist(), (squares / count).tolist()
+
+    @property
+    def floor(self) -> float:
+        """Return the least standard deviation by which a channel is divided."""
+        return FINE if self.low else FLOOR
+
+    def scaled(self, images: Tensor) -> Tensor:
+        """Return images as floats: bytes in 0 to 1, others with ``low`` at 0 and ``high`` at 1."""
+        if not self.low:
+            return images.float() / 255
+        low, high = _channels(self.low, images), _channels(self.high, images)
+        return (images.float() - low) / (high - low)
+
+    def as_bytes(self, images: Tensor) -> Tensor:
+        """Return images as bytes to look at, with the same channels: ``low`` is black and ``high`` is white."""
+        return (self.scaled(images).clamp(0, 1) * 255).round().byte() if self.low else images
 
     @property
     def draws(self) -> int:
@@ -114,7 +152,7 @@ class View:
         return 2 + self.flip + sum(strength > 0 for strength in once) + 2 * (self.cutout > 0)
 
     def train(self, images: Tensor, u: Tensor) -> Tensor:
-        """Return training input ``n c crop crop`` from bytes ``n c y x`` and uniform numbers in [0, 1), ``n draws``."""
+        """Return training input ``n c crop crop`` from images ``n c y x`` and uniform numbers in [0, 1), ``n draws``."""
         self._check(images)
         if u.shape != (len(images), self.draws):
             raise ValueError(f"u must have shape {(len(images), self.draws)}, got {tuple(u.shape)}")
@@ -156,8 +194,13 @@ class View:
         return torch.stack(views + [self.test(images)] * (k == 5))
 
     def _check(self, images: Tensor) -> None:
-        if images.dtype != torch.uint8 or images.ndim != 4:
+        if not self.low and (images.dtype != torch.uint8 or images.ndim != 4):
             raise ValueError(f"images must be uint8 n c h w, got {images.dtype} {tuple(images.shape)}")
+        if self.low and (images.dtype == torch.uint8 or images.ndim != 4 or images.shape[1] != len(self.low)):
+            raise ValueError(
+                f"images must be uint16 or float32 n c h w with {len(self.low)} channels, as the training images, got "
+                f"{images.dtype} {tuple(images.shape)}"
+            )
         if self.standardise == "dataset" and len(self.mean) != images.shape[1]:
             raise ValueError(f"images have {images.shape[1]} channels, mean and std {len(self.mean)}: call fit first")
 
@@ -190,7 +233,7 @@ class View:
         image = torch.arange(n, device=images.device)[:, None, None, None]
         channel = torch.arange(c, device=images.device)[:, None, None]
         x = images[image, channel, rows.clamp(0, h - 1)[:, None, :, None], cols.clamp(0, w - 1)[:, None, None, :]]
-        x = x.float() / 255
+        x = self.scaled(x)
         if self.fill == "mean":
             return torch.where(inside, x, self._moments(images)[0]), inside
         return x if self.fill == "edge" else x * inside, inside
@@ -217,7 +260,7 @@ class View:
         reach = 1 if self.resample == "bilinear" else 2  # pixels that are mixed lie so near
         inside = ((row > -reach) & (row < h - 1 + reach) & (col > -reach) & (col < w - 1 + reach))[:, None]
         grid = torch.stack([(2 * col + 1) / w - 1, (2 * row + 1) / h - 1], -1)
-        outside, x = "border" if self.fill == "edge" else "zeros", images.float() / 255
+        outside, x = "border" if self.fill == "edge" else "zeros", self.scaled(images)
         if self.fill == "mean":  # mixed with the mean, not with black
             mean, _ = self._moments(images)
             return mean + F.grid_sample(x - mean, grid, self.resample, outside, align_corners=False), inside
@@ -233,7 +276,7 @@ class View:
         """Return mean and standard deviation, of the dataset or of each image."""
         if self.standardise == "dataset":
             return _channels(self.mean, images), _channels(self.std, images)
-        std, mean = torch.std_mean(images.float() / 255, (2, 3), correction=0, keepdim=True)
+        std, mean = torch.std_mean(self.scaled(images), (2, 3), correction=0, keepdim=True)
         return mean, std
 
     def _standard(self, x: Tensor, images: Tensor, inside: Tensor) -> Tensor:
@@ -243,7 +286,7 @@ class View:
             std, mean = torch.std_mean(x, (2, 3), correction=0, keepdim=True)
         else:
             mean, std = self._moments(images)
-        x = (x - mean) / std.clamp_min(FLOOR)
+        x = (x - mean) / std.clamp_min(self.floor)
         return x * inside if self.fill == "mean" else x
 
     @staticmethod
@@ -266,3 +309,22 @@ def mixup(x: Tensor, y: Tensor, share: Tensor, classes: int) -> tuple[Tensor, Te
 def _channels(values: tuple[float, ...], like: Tensor) -> Tensor:
     """Return ``1 c 1 1``, made on the device: a copy from the host cannot be captured in a CUDA graph."""
     return torch.cat([torch.full((1, 1, 1, 1), value, device=like.device) for value in values], 1)
+
+
+def _moments_of_bytes(images: Tensor) -> tuple[list[float], list[float]]:
+    """Return mean and variance of each channel, scaled to 0 to 1, exactly."""
+    counts = [torch.zeros(256, dtype=torch.float64) for _ in range(images.shape[1])]
+    for part in images.split(CHUNK):
+        for count, channel in zip(counts, part.transpose(0, 1).flatten(1), strict=True):
+            count += torch.bincount(channel, minlength=256).double().cpu()
+    grey = torch.arange(256, dtype=torch.float64) / 255
+    mean = [float(count @ grey / count.sum()) for count in counts]
+    return mean, [float(count @ (grey - m) ** 2 / count.sum()) for count, m in zip(counts, mean, strict=True)]
+
+
+def _range_of(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the least and the greatest value of each channel; where these are equal, the greatest is larger by one or more."""
+    ends = [(x.amin((0, 2, 3)), x.amax((0, 2, 3))) for x in (part.float() for part in images.split(CHUNK))]
+    low, high = torch.stack([a for a, _ in ends]).amin(0), torch.stack([b for _, b in ends]).amax(0)
+    least = low.tolist()
+    return tuple(least), tuple(b if b > a else a + max(1.0, abs(a)) for a, b in zip(least, high.tolist(), strict=True))

@@ -15,6 +15,7 @@ from vbcaps.data.mnist import fashion_mnist, mnist
 from vbcaps.data.resize import resize_dataset
 from vbcaps.data.sample import sample
 from vbcaps.data.smallnorb import smallnorb
+from vbcaps.data.stored import Progress
 from vbcaps.data.svhn import svhn
 
 LOADERS: dict[str, Callable[..., Dataset]] = {
@@ -29,13 +30,18 @@ LOADERS: dict[str, Callable[..., Dataset]] = {
 
 
 def load_dataset(
-    name: str | Path, folder: str | Path | None = None, size: int | None = None, whole: bool = False
+    name: str | Path,
+    folder: str | Path | None = None,
+    size: int | None = None,
+    whole: bool = False,
+    axes: str = "auto",
+    progress: Progress | None = None,
 ) -> Dataset:
     """Load a dataset by its name, from its files in ``data_folder(folder) / name``; "sample" needs none.
 
     A path to a folder of class folders loads your own images. ``size`` is the height and width of the images; without
     it smallNORB comes at 48, MedMNIST at 28, your own at 32, others at their own size. ``whole`` holds none of your own
-    images out.
+    images out. ``axes`` and ``progress`` are for your own images, see ``image_folder``.
     """
     if size is not None and size < 1:
         raise ValueError(f"size must be at least 1, got {size}")
@@ -48,7 +54,7 @@ def load_dataset(
     if str(name) in LOADERS:
         return resize_dataset(LOADERS[str(name)](data_folder(folder) / name), size)
     if Path(name).is_dir():
-        return image_folder(Path(name), size, whole)
+        return image_folder(Path(name), size, whole, axes, progress)
     near = difflib.get_close_matches(str(name), FACTS, 1)
     hint = f" (nearest: {near[0]})" if near else ""
     raise DataError(f"{str(name)!r} is neither a dataset nor a folder{hint}: datasets are {', '.join(FACTS)}")

@@ -1,4 +1,4 @@
-"""The result of every loader: uint8 images, labels, and their source."""
+"""The result of every loader: images, labels, and their source."""
 
 import os
 from dataclasses import dataclass
@@ -8,15 +8,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vbcaps.data.errors import DataError
 
-class DataError(Exception):
-    """Data that is missing, damaged or of the wrong kind. The message says which file and what to do."""
+__all__ = ["DataError", "Dataset", "Split", "check_split", "data_folder"]
+
+DTYPES = (torch.uint8, torch.uint16, torch.float32)
+CHUNK = 2048  # images that are looked at a time, of a set that may be larger than memory
 
 
 class Split(NamedTuple):
-    """Images of one split, small enough to live on the device as bytes."""
+    """Images of one split: bytes; or 16 bits or floats, as own files may have them.
 
-    images: Tensor  # n c h w   uint8
+    Images of a folder that is larger than memory are ``stored.Images``, which behaves like a tensor.
+    """
+
+    images: Tensor  # n c h w   uint8, uint16 or float32
     labels: Tensor  # n         int64
     info: Tensor | None = (
         None  # n 4   smallNORB: instance, elevation 0..8, azimuth 0, 2..34 (tens of degrees), lighting
@@ -27,7 +33,11 @@ class Split(NamedTuple):
         return Split(self.images[index], self.labels[index], None if self.info is None else self.info[index])
 
     def to(self, device: torch.device | str) -> "Split":
-        return Split(*(None if x is None else x.to(device) for x in self))  # type: ignore[arg-type]
+        """Return the split on a device; on a GPU, where PyTorch does little with uint16, such images are floats."""
+        images, labels, info = self
+        if images.dtype == torch.uint16 and torch.device(device).type != "cpu":
+            images = images.float()
+        return Split(images.to(device), labels.to(device), None if info is None else info.to(device))
 
 
 @dataclass(frozen=True)
@@ -50,8 +60,10 @@ class Dataset:
 def check_split(split: Split, classes: int, where: str, empty: bool = False) -> None:
     """Check a split's shapes, types and range of labels; ``where`` begins the message, ``empty`` allows no images."""
     images, labels, info = split
-    if images.dtype != torch.uint8 or images.ndim != 4:
-        raise DataError(f"{where}: images must be uint8 n c h w, got {images.dtype} {tuple(images.shape)}")
+    if images.dtype not in DTYPES or images.ndim != 4:
+        raise DataError(
+            f"{where}: images must be uint8, uint16 or float32 n c h w, got {images.dtype} {tuple(images.shape)}"
+        )
     if len(images) == 0 and not empty:
         raise DataError(f"{where}: there are no images")
     if labels.dtype != torch.int64 or labels.shape != images.shape[:1]:
@@ -62,6 +74,8 @@ def check_split(split: Split, classes: int, where: str, empty: bool = False) -> 
         raise DataError(f"{where}: {len(images)} images need info of shape {(len(images), 4)}, got {tuple(info.shape)}")
     if len(images) == 0:
         return
+    if images.is_floating_point() and not all(bool(part.isfinite().all()) for part in images.split(CHUNK)):
+        raise DataError(f"{where}: images have values that are NaN or infinite")
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= classes:
         raise DataError(f"{where}: labels must be 0 to {classes - 1}, got {low if low < 0 else high}")

@@ -6,25 +6,23 @@ class-balanced fifth is held out for the test. Beside ``train`` and ``test``, ``
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 
 from vbcaps.data.dataset import DataError, Dataset, Split
+from vbcaps.data.pixels import SUFFIXES, Form, Header, decode, fit_picture, form_of, opened, read_header
 from vbcaps.data.splits import held_out, hold_out
+from vbcaps.data.stored import Images, Progress, all_of, entry_of, in_memory, mapped, store, workers
 
-SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 TEST_NAMES = ("test", "val", "valid", "validation")
 NO_CLASSES = ("__MACOSX",)  # a folder in archives that were made on a Mac
 SYSTEM_FILES = ("thumbs.db", "desktop.ini")
-SHOWN = 5  # how many unreadable files an error names
 SIZE, TEST_FRACTION, SEED = 32, 0.2, 0
-GREY = {"1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N"}
 LAYOUT = "expected one folder for each class with images in it, or train/ and test/ with such folders"
 Files = dict[str, list[Path]]  # images by class
 T = TypeVar("T")
@@ -38,34 +36,49 @@ class Survey(NamedTuple):
     validation: int  # images in a folder of their own
     test: int
     side: int  # median over all images of the shorter side, in pixels
+    form: Form  # channels and dtype
     left_out: tuple[str, ...]  # sentences about files that are not read
 
 
-def survey(root: Path) -> Survey:
+def survey(root: Path, axes: str = "auto") -> Survey:
     """Survey a folder that ``image_folder`` can read; raise the same errors, except for damaged pixels."""
     parts = _parts(root)
-    paths = [path for files in parts.values() for members in files.values() for path in members]
-    sides = sorted(_each(_shorter_side, paths))
+    paths = _paths(parts)
+    headers = _headers(paths, axes)
+    sides = sorted(min(header.height, header.width) for header in headers)
     counts = {name: [len(members) for members in files.values()] for name, files in parts.items()}
     if "test" not in parts:
         _check_enough(root, parts["train"])
         counts["test"] = [held_out(count, TEST_FRACTION) for count in counts["train"]]
         counts["train"] = [count - held for count, held in zip(counts["train"], counts["test"], strict=True)]
     validation, test = (sum(counts.get(name, [])) for name in ("validation", "test"))
-    left_out = tuple(_left_out(root, paths))
-    return Survey(tuple(parts["train"]), tuple(counts["train"]), validation, test, sides[len(sides) // 2], left_out)
+    side, form, left_out = sides[len(sides) // 2], form_of(paths, headers), tuple(_left_out(root, paths))
+    return Survey(tuple(parts["train"]), tuple(counts["train"]), validation, test, side, form, left_out)
 
 
-def image_folder(root: Path, size: int | None = None, whole: bool = False) -> Dataset:
+def image_folder(
+    root: Path, size: int | None = None, whole: bool = False, axes: str = "auto", progress: Progress | None = None
+) -> Dataset:
     """Read images at ``size`` (32): the shorter side is resized to it, the longer cropped; grey if all images are grey.
 
-    With ``whole`` class folders alone are not divided: all their images are both the training set and the test set.
+    Images that are small in all are in memory; others are decoded once to a file (``vbcaps.data.stored``), from which
+    only those of the present batch are read.
+
+    Args:
+        root: the folder.
+        size: height and width of the images.
+        whole: class folders alone are not divided: all their images are both the training set and the test set.
+        axes: where the channels of arrays are, see ``vbcaps.data.pixels.channel_axis``.
+        progress: is told how many images have been decoded, where this takes long.
     """
     size = size or SIZE
     parts = _parts(root)
-    paths = [path for files in parts.values() for members in files.values() for path in members]
-    channels = 1 if all(_each(is_grey, paths)) else 3
-    splits = {name: _read(files, size, channels) for name, files in parts.items()}
+    images, begin = _images_of(root, _paths(parts), size, axes, progress), 0
+    splits = {}
+    for name, files in parts.items():
+        labels = torch.tensor([label for label, members in enumerate(files.values()) for _ in members])
+        splits[name] = Split(images[begin : begin + len(labels)], labels)
+        begin += len(labels)
     train, test = splits["train"], splits.get("test")
     if test is None and whole:
         test = train
@@ -74,6 +87,25 @@ def image_folder(root: Path, size: int | None = None, whole: bool = False) -> Da
         train, test = hold_out(train, TEST_FRACTION, SEED)
     name = root.name or str(root)
     return Dataset(name, train, test, tuple(parts["train"]), f"the images in {name}", splits.get("validation"))
+
+
+def _images_of(root: Path, paths: list[Path], size: int, axes: str, progress: Progress | None) -> Tensor:
+    entry = entry_of(root, paths, size, axes)
+    found = mapped(entry, len(paths))
+    if found is None:
+        form = form_of(paths, _headers(paths, axes))
+        if len(paths) * form.channels * size * size * np.dtype(form.dtype).itemsize <= in_memory():
+            return torch.stack(_each(lambda path: torch.from_numpy(decode(path, size, form, axes)), paths))
+        found = store(entry, paths, size, form, axes, progress)
+    return cast(Tensor, Images(found))  # it has a tensor's methods
+
+
+def _headers(paths: list[Path], axes: str) -> list[Header]:
+    return _each(lambda path: read_header(path, axes), paths)
+
+
+def _paths(parts: dict[str, Files]) -> list[Path]:
+    return [path for files in parts.values() for members in files.values() for path in members]
 
 
 def _parts(root: Path) -> dict[str, Files]:
@@ -117,11 +149,6 @@ def _hidden(path: Path) -> bool:
     return any(name.startswith(".") or name in NO_CLASSES for name in path.parts)
 
 
-def _shorter_side(path: Path) -> int:
-    with _opened(path) as image:
-        return min(image.size)
-
-
 def image_files(path: Path) -> list[Path]:
     """Return the images in a folder and in its folders, in order; a path to a file is returned as it is."""
     if not path.is_dir():
@@ -138,8 +165,10 @@ def read_images(paths: list[Path], size: int, channels: int) -> Tensor:
 
 def read_image(path: Path, size: int, channels: int, frame: int | None = None) -> Tensor:
     """Read an image file as uint8 ``channels size size``, see ``fit_image``."""
-    with _opened(path) as file:
-        return fit_image(file, size, channels, str(path), frame)
+    with opened(path) as file:
+        if file is not None:
+            return fit_image(file, size, channels, str(path), frame)
+    return torch.from_numpy(decode(path, size, Form(channels, "uint8")))
 
 
 def fit_image(image: Image.Image, size: int, channels: int, name: str, frame: int | None = None) -> Tensor:
@@ -152,34 +181,7 @@ def fit_image(image: Image.Image, size: int, channels: int, name: str, frame: in
         name: the name of the picture in errors.
         frame: an image of exactly this height and width keeps them.
     """
-    size = size if frame is None or image.size != (frame, frame) else frame
-    kind = image.format  # a copy does not have it
-    image = ImageOps.exif_transpose(image)
-    if image.mode == "F" or (image.mode == "I" and kind == "TIFF"):
-        raise DataError(f"{name}: pixels of 32 bits have no agreed range: save it with 8 or 16 bits")
-    if image.mode.startswith("I"):  # 16 bits of grey, which Pillow's own conversion would clip
-        image = Image.fromarray((np.clip(np.asarray(image), 0, 65535) // 257).astype(np.uint8))
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    image = ImageOps.fit(image.convert("L" if channels == 1 else "RGB"), (size, size), Image.Resampling.BILINEAR)
-    return torch.from_numpy(np.array(image)).view(size, size, channels).permute(2, 0, 1).contiguous()
-
-
-def is_grey(path: Path) -> bool:
-    with _opened(path) as image:
-        return image.mode in GREY
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Image.Image]:
-    try:
-        with Image.open(path) as image:
-            yield image
-    except UnidentifiedImageError as error:  # its message names the path
-        raise DataError(f"{path}: cannot be read as an image") from error
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path}: cannot be read as an image ({error})") from error
+    return torch.from_numpy(fit_picture(image, size, channels, name, frame))
 
 
 def _class_files(folder: Path) -> Files:
@@ -206,12 +208,6 @@ def _images(folder: Path) -> list[Path]:
     return [path for path in paths if not _hidden(path.relative_to(folder))]
 
 
-def _read(files: Files, size: int, channels: int) -> Split:
-    paths = [path for members in files.values() for path in members]
-    labels = [label for label, members in enumerate(files.values()) for _ in members]
-    return Split(read_images(paths, size, channels), torch.tensor(labels))
-
-
 def _each(function: Callable[[Path], T], paths: list[Path]) -> list[T]:
     """Call a function for every path, in threads: Pillow decodes outside Python's lock.
 
@@ -224,10 +220,9 @@ def _each(function: Callable[[Path], T], paths: list[Path]) -> list[T]:
         except DataError as error:
             return error
 
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(workers()) as pool:
         found = list(pool.map(call, paths))
     errors = [one for one in found if isinstance(one, DataError)]
     if errors:
-        more = f"; and {len(errors) - SHOWN} more" if len(errors) > SHOWN else ""
-        raise DataError("; ".join(map(str, errors[:SHOWN])) + more) from errors[0]
+        raise all_of([str(error) for error in errors]) from errors[0]
     return [one for one in found if not isinstance(one, DataError)]

@@ -12,18 +12,16 @@ CHUNK = 2048  # images at a time: the floats of a whole dataset would not fit in
 
 
 def resize(images: Tensor, size: int) -> Tensor:
-    """Resize uint8 ``n c h w`` to ``n c size size``: bilinear, antialiased, rounded."""
+    """Resize ``n c h w`` to ``n c size size``: bilinear, antialiased; bytes and 16 bits are rounded."""
     if size < 1:
         raise ValueError(f"size must be at least 1, got {size}")
     if images.shape[2:] == (size, size):
         return images
-    small = [
-        F.interpolate(part.float(), (size, size), mode="bilinear", antialias=True, align_corners=False)
-        .round_()
-        .clamp_(0, 255)
-        .byte()
-        for part in images.split(CHUNK)
-    ]
+    most = {torch.uint8: 255, torch.uint16: 65535}.get(images.dtype)
+    small = []
+    for part in images.split(CHUNK):
+        x = F.interpolate(part.float(), (size, size), mode="bilinear", antialias=True, align_corners=False)
+        small.append(x if most is None else x.round_().clamp_(0, most).to(images.dtype))
     return torch.cat(small)
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 import vbcaps
 from vbcaps.data import Split
+from vbcaps.data.dataset import CHUNK
 from vbcaps.training.files import RunError
 from vbcaps.training.recipe import Recipe
 from vbcaps.weights.tensors import pack_tensors, unpack_tensors
@@ -52,7 +53,8 @@ def fingerprint(*splits: Split | None) -> str:
     for split in splits:
         if split is not None:
             for x in (split.images, split.labels):
-                total = zlib.crc32(x.cpu().contiguous().numpy().data, total)
+                for part in x.split(CHUNK) if len(x) else ():  # images may be more than the memory holds
+                    total = zlib.crc32(part.cpu().contiguous().numpy().data, total)
     return f"{total:08x}"
 
 

@@ -15,6 +15,7 @@ import torch
 
 from vbcaps.data import DataError, Dataset, Split, hold_out, load_dataset, viewpoints
 from vbcaps.data.resize import resize_dataset
+from vbcaps.data.stored import Progress
 from vbcaps.inference import evaluating, exact_convolutions
 from vbcaps.kernels.cpu.launch import why_no_library
 from vbcaps.training.checkpoint import fingerprint
@@ -184,9 +185,13 @@ def _fit(
         for recipe, folder in zip(recipes, folders, strict=True):
             check_folder(recipe, folder, resume)
     start = None if weights is None else Start.of(weights, recipes[0])
-    parts = prepare(recipes[0], data_folder, place, dataset=data)
-    check_chooses(recipes[0], parts.validation)
     send = on_event if on_event is not None and group.writes else lambda event: None
+
+    def decoding(done: int, count: int) -> None:
+        send(Event("decode", recipes[0].seed, out, step=done, steps=count))
+
+    parts = prepare(recipes[0], data_folder, place, dataset=data, progress=decoding)
+    check_chooses(recipes[0], parts.validation)
     together = place.type == "cuda" and group.size == 1
     if together:
         torch.cuda.synchronize(place)  # each run has its own stream, and the data must be there
@@ -363,6 +368,7 @@ def prepare(
     whole: bool = False,
     *,
     dataset: Dataset | None = None,
+    progress: Progress | None = None,
 ) -> Data:
     """Return the parts of the recipe's data, on the device.
 
@@ -372,11 +378,13 @@ def prepare(
         device: receives images and labels.
         whole: take all images of a folder as the test set.
         dataset: images in memory, in place of the recipe's; ``trained_on`` gives them their recipe.
+        progress: is told how many images of a large folder have been decoded, and how many there are.
     """
     if dataset is not None:
         dataset = resize_dataset(dataset, recipe.image_size)
     elif recipe.data is not None:
-        dataset = load_dataset(Path(recipe.data).resolve(), size=recipe.image_size or recipe.crop, whole=whole)
+        own, size = Path(recipe.data).resolve(), recipe.image_size or recipe.crop
+        dataset = load_dataset(own, size=size, whole=whole, axes=recipe.axes, progress=progress)
     else:
         dataset = load_dataset(recipe.dataset, folder, recipe.image_size)
     train, test = dataset.train, dataset.test

@@ -30,10 +30,11 @@ def for_own_images(recipe: Recipe, given: Collection[str] = ()) -> tuple[Recipe,
     - batches are small enough, and epochs numerous enough, that few images give enough steps.
     """
     from vbcaps.data.folder import survey
+    from vbcaps.data.pixels import Form
     from vbcaps.data.splits import held_out
 
     assert recipe.data is not None
-    found = survey(Path(recipe.data))
+    found = survey(Path(recipe.data), recipe.axes)
     changes: dict[str, Any] = {}
     said: list[str] = []
 
@@ -54,6 +55,8 @@ def for_own_images(recipe: Recipe, given: Collection[str] = ()) -> tuple[Recipe,
     names = ", ".join(found.classes) if len(found.classes) <= 10 else f"{', '.join(found.classes[:9])} and others"
     chooses = f"{validation} to choose the best epoch, " if validation else ""
     said.append(f"{len(found.classes)} classes ({names}): {train} images to train on, {chooses}{found.test} to test")
+    if found.form not in (Form(1, "uint8"), Form(3, "uint8")):
+        said.append(f"images of {found.form}")
     said.extend(found.left_out)
     if few and not validation and "validation" not in given:
         said.append(f"too few images to choose the best epoch: the last is tested; --validation {VALIDATION} chooses")

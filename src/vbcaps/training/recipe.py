@@ -27,7 +27,8 @@ CHOICES: dict[str, tuple[str, ...]] = dict(
     optimiser=("adam", "adamw", "muon", "sgd"), schedule=("constant", "exponential", "steps", "cosine", "onecycle"),
     viewpoint=("azimuth", "elevation"), hold_out=("images", "objects"),
     standardise=("image", "crop", "dataset", "none"), fill=("black", "mean", "edge"),
-    resample=("bilinear", "bicubic"), sampling=("shortcut", "posterior"), choose_by=("error", "balanced_error"),
+    resample=("bilinear", "bicubic"), axes=("auto", "chw", "hwc"), sampling=("shortcut", "posterior"),
+    choose_by=("error", "balanced_error"),
 )  # fmt: skip
 # Number fields: the smallest and the largest value allowed.
 RANGES: dict[str, tuple[float, float]] = dict(
@@ -65,6 +66,7 @@ class Recipe:
     image_size: int | None = _field(
         None, "resize images to this side first; by default 48 for smallNORB, --crop for your own images"
     )
+    axes: str = _field("auto", "your own .npy and TIFF files: which axis has the channels, the first or the last")
     validation: float = _field(
         0.0, "hold out this share of each class of the training images to choose the best epoch; 0: off"
     )

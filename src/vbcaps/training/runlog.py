@@ -66,7 +66,7 @@ class Result:
 class Event(NamedTuple):
     """Progress of a run, for display."""
 
-    kind: str  # start, step, epoch, end; note: a sentence
+    kind: str  # start, step, epoch, end; note: a sentence; decode: images of a large folder, `step` of `steps`
     seed: int
     folder: Path
     epoch: int = 0  # the present one, from 1
