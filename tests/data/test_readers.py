@@ -302,8 +302,9 @@ def split_of(n: int = 20, classes: int = 5, **change: object) -> Split:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (dict(images=torch.zeros(20, 1, 4, 4)), "uint8 n c h w"),
-        (dict(images=torch.zeros(20, 4, 4, dtype=torch.uint8)), "uint8 n c h w"),
+        (dict(images=torch.zeros(20, 1, 4, 4).double()), "uint8, uint16 or float32 n c h w, got torch.float64"),
+        (dict(images=torch.full((20, 1, 4, 4), float("nan"))), "NaN or infinite"),
+        (dict(images=torch.zeros(20, 4, 4, dtype=torch.uint8)), "float32 n c h w"),
         (dict(labels=torch.arange(19)), "int64 labels"),
         (dict(labels=torch.zeros(20)), "int64 labels"),
         (dict(labels=torch.arange(20) % 5 - 1), "labels must be 0 to 4, got -1"),

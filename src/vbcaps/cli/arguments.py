@@ -1,5 +1,6 @@
 """What commands share: arguments, reading images by name, and errors that end the program."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,20 @@ DataFolder = Annotated[
     Path | None,
     typer.Option(metavar="FOLDER", help="folder of the datasets; default: VBCAPS_DATA, or the user's cache"),
 ]
+Cache = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="keep the decoded images of a large folder here; default: VBCAPS_CACHE, or `decoded` beside the datasets",
+    ),
+]
 Device = Annotated[str, typer.Option(metavar="NAME", help="auto (a GPU where there is one), cpu, cuda or cuda:1")]
+
+
+def use_cache(folder: Path | None) -> None:
+    """Let this program keep decoded images in a folder."""
+    if folder is not None:
+        os.environ["VBCAPS_CACHE"] = str(folder)
 
 
 def check_fits(model: "Model", data: "Data", weights: Path) -> None:
@@ -27,6 +41,10 @@ def check_fits(model: "Model", data: "Data", weights: Path) -> None:
     from vbcaps.training.files import RunError
 
     channels, there = model.net.in_channels, data.test.images.shape[1]
+    if bool(model.view.low) != bool(data.view.low):
+        kinds = "8 bits", "more than 8 bits"
+        trained, given = (kinds[bool(view.low)] for view in (model.view, data.view))
+        raise RunError(f"{weights} was trained on images of {trained}; the data have {given}: save them alike")
     if (data.classes, there) != (model.classes, channels):
         raise RunError(
             f"{weights} tells {', '.join(model.classes)} apart in images of {channels} channels; "

@@ -17,8 +17,9 @@ def export(
         typer.Option(metavar="NAME", help="onnx or torch-export; else what the suffix of FILE says, .onnx or .pt2"),
     ] = None,
     dtype: Annotated[
-        str, typer.Option("--input", metavar="TYPE", help="images of uint8, or of float32 with values from 0 to 1")
-    ] = "uint8",
+        str | None,
+        typer.Option("--input", metavar="TYPE", help="images of uint8 (the default), or of float32 from 0 to 1"),
+    ] = None,
     side: Annotated[
         int | None, typer.Option(metavar="INT", help="side of the images, if the network takes more than one")
     ] = None,

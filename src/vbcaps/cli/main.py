@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from vbcaps.cli.arguments import DataFolder, Device, check_device, check_fits, clear_errors, read_named
+from vbcaps.cli.arguments import (
+    Cache,
+    DataFolder,
+    Device,
+    check_device,
+    check_fits,
+    clear_errors,
+    read_named,
+    use_cache,
+)
 from vbcaps.cli.explore import explore
 from vbcaps.cli.export import export
 from vbcaps.cli.fetching import bars
@@ -113,6 +122,7 @@ def evaluate_weights(
             "the network was trained on, those that were held out",
         ),
     ] = None,
+    cache: Cache = None,
     data_folder: DataFolder = None,
     device: Device = "auto",
     csv_file: Annotated[
@@ -139,6 +149,7 @@ def evaluate_weights(
             "a run keeps tests of its recipe's data; --save cannot be combined with --data, drop one of them",
             param_hint="--save",
         )
+    use_cache(cache)
     with clear_errors():
         import vbcaps
         from vbcaps.figures.run import confusion
@@ -247,7 +258,7 @@ def predict(
         if picture is not None:
             if len(names) > DRAWN:
                 say(f"the picture has the first {DRAWN} of {len(names):,}")
-            shown = pixels[:DRAWN].numpy(), scores[:DRAWN].numpy()
+            shown = model.view.as_bytes(pixels[:DRAWN]).numpy(), scores[:DRAWN].numpy()
             draw(lambda: predictions(*shown, model.classes, picture))
 
 

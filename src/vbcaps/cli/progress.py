@@ -24,6 +24,7 @@ class Display:
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[numbers]}"))
             self.bars = Progress(*columns, console=console, transient=True)
         self.tasks: dict[int, TaskID] = {}  # by seed
+        self.decoded: TaskID | None = None
         self.written = time.monotonic()
 
     def __enter__(self) -> "Display":
@@ -42,6 +43,8 @@ class Display:
             return
         if event.kind == "note":
             self.say(event, event.message)
+        if event.kind == "decode":
+            self.decoding(event)
         if event.kind in ("step", "epoch"):
             self.advance(event)
             late = self.bars is None and time.monotonic() - self.written > EVERY
@@ -50,6 +53,23 @@ class Display:
                 self.written = time.monotonic()
         if event.kind == "end" and self.bars is not None and event.seed in self.tasks:
             self.bars.remove_task(self.tasks.pop(event.seed))
+
+    def decoding(self, event: "Event") -> None:
+        """Show how many images of a large folder have been decoded."""
+        now, done = time.monotonic(), event.step == event.steps
+        if self.bars is not None:
+            if self.decoded is None:
+                self.decoded = self.bars.add_task("decoding images", numbers="")
+            self.bars.update(
+                self.decoded, total=event.steps, completed=event.step, numbers=f"{event.step:,}/{event.steps:,}"
+            )
+            if done:
+                self.bars.remove_task(self.decoded)
+                self.decoded = None
+        if done or (self.bars is None and now - self.written > EVERY):
+            kept = ", which are kept for the next run" if done else ""
+            say(f"decoded {event.step:,} of {event.steps:,} images{kept}")
+            self.written = now
 
     def advance(self, event: "Event") -> None:
         if self.bars is None:

@@ -264,7 +264,8 @@ def draw_run(model: "Model", data_folder: Path | None) -> None:
         split = data.test if result.test is not None or data.validation is None else data.validation
         by_class = split.labels.cpu().argsort(stable=True)
         some = split.take(by_class[:: max(len(by_class) // SHOWN, 1)][:SHOWN].to(split.labels.device))
-        images, labels, scores = some.images.cpu().numpy(), some.labels.tolist(), model.predict(some.images).numpy()
+        images, labels = model.view.as_bytes(some.images).cpu().numpy(), some.labels.tolist()
+        scores = model.predict(some.images).numpy()
         drawn.append(pictures.predictions(images, scores, model.classes, result.folder / "predictions.png", labels))
         if capsules_of(model.net) is not None:
             right = [k for k, label in enumerate(labels) if scores[k].argmax() == label]

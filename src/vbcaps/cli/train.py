@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vbcaps.cli.arguments import DataFolder, Device, check_device, clear_errors
+from vbcaps.cli.arguments import Cache, DataFolder, Device, check_device, clear_errors, use_cache
 from vbcaps.cli.flags import changed, given, recipe_flags
 from vbcaps.cli.help import Command
 from vbcaps.cli.progress import Display
@@ -45,6 +45,7 @@ def train(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", metavar="", help="also write TensorBoard's event files")
     ] = False,
+    cache: Cache = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", metavar="", help="print nothing but errors")] = False,
     **fields: Any,
 ) -> None:
@@ -62,6 +63,7 @@ def train(
         raise typer.BadParameter("--out cannot be used with --resume: a resumed run stays in its folder")
     if resume is not None and source is not None:
         raise typer.BadParameter("--from cannot be used with --resume: a resumed run has its weights")
+    use_cache(cache)
     wanted = given(fields)
     chosen = None if recipe is None and (resume or source) is not None else changed(recipe or "default", wanted)
     first = os.environ.get("RANK", "0") == "0"  # of torchrun's processes only the first writes and prints

@@ -271,7 +271,8 @@ def strange_images(model: "Model", name: str, limit: int, data_folder: Path | No
         else:
             files = image_files(Path(name))
             pixels = read_pixels([files[k] for k in chosen(len(files), limit).tolist()], side, planes)
-    return pixels.expand(-1, channels, -1, -1)
+    pixels = pixels.expand(-1, channels, -1, -1)
+    return model.view.from_bytes(pixels)
 
 
 def draw_measures(

@@ -141,6 +141,13 @@ class View:
         low, high = _channels(self.low, images), _channels(self.high, images)
         return (images.float() - low) / (high - low)
 
+    def from_bytes(self, images: Tensor) -> Tensor:
+        """Return bytes in the range of this view: 0 becomes ``low`` and 255 ``high``."""
+        if not self.low:
+            return images
+        low, high = _channels(self.low, images), _channels(self.high, images)
+        return low + (high - low) * (images.float() / 255)
+
     def as_bytes(self, images: Tensor) -> Tensor:
         """Return images as bytes to look at, with the same channels: ``low`` is black and ``high`` is white."""
         return (self.scaled(images).clamp(0, 1) * 255).round().byte() if self.low else images
@@ -152,7 +159,7 @@ class View:
         return 2 + self.flip + sum(strength > 0 for strength in once) + 2 * (self.cutout > 0)
 
     def train(self, images: Tensor, u: Tensor) -> Tensor:
-        """Return training input ``n c crop crop`` from images ``n c y x`` and uniform numbers in [0, 1), ``n draws``."""
+        """Return training input ``n c crop crop`` from images ``n c y x`` and uniform numbers, ``n draws``."""
         self._check(images)
         if u.shape != (len(images), self.draws):
             raise ValueError(f"u must have shape {(len(images), self.draws)}, got {tuple(u.shape)}")
@@ -323,7 +330,7 @@ def _moments_of_bytes(images: Tensor) -> tuple[list[float], list[float]]:
 
 
 def _range_of(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the least and the greatest value of each channel; where these are equal, the greatest is larger by one or more."""
+    """Return the least and the greatest value of each channel; constant channels get a greater one."""
     ends = [(x.amin((0, 2, 3)), x.amax((0, 2, 3))) for x in (part.float() for part in images.split(CHUNK))]
     low, high = torch.stack([a for a, _ in ends]).amin(0), torch.stack([b for _, b in ends]).amax(0)
     least = low.tolist()

@@ -147,7 +147,7 @@ def fitted(planes: np.ndarray, side: int, form: Form, name: str) -> np.ndarray:
             return fit_picture(Image.fromarray(np.ascontiguousarray(planes.transpose(1, 2, 0))), side, 1, name)
     if planes.shape[1:] != (side, side):
         planes = np.stack([_fitted_plane(plane, side) for plane in planes])
-    return np.ascontiguousarray(np.broadcast_to(planes, (form.channels, side, side)))
+    return np.array(np.broadcast_to(planes, (form.channels, side, side)))  # a copy of its own, row after row
 
 
 def dtype_of(dtype: np.dtype, name: str) -> str:
@@ -181,7 +181,7 @@ def opened(path: Path) -> Iterator[Image.Image | None]:
     tiff = path.suffix.lower() in TIFFS
     try:
         with Image.open(path) as image:
-            yield None if tiff and not _is_picture(image) else image
+            yield None if tiff and not _is_picture(image, path) else image
             return
     except UnidentifiedImageError as error:  # its message names the path
         if not tiff:
@@ -191,9 +191,13 @@ def opened(path: Path) -> Iterator[Image.Image | None]:
     yield None
 
 
-def _is_picture(image: Image.Image) -> bool:
+def _is_picture(image: Image.Image, path: Path) -> bool:
     """Return whether Pillow gives a TIFF file whole: one page, and no more bits than its mode has."""
-    if getattr(image, "n_frames", 1) > 1:
+    try:
+        pages = getattr(image, "n_frames", 1)
+    except Exception as error:  # Pillow fails on damage in a dozen ways
+        raise DataError(f"{path}: cannot be read as an image ({error})") from error
+    if pages > 1:
         return False
     if image.mode in ("F", "I") or image.mode.startswith("I;16"):
         return True

@@ -1,7 +1,9 @@
 """Decoded images in a file that is mapped into memory, for folders that are larger than memory.
 
-A folder's images are decoded once, by a process for each core, to one ``.npy`` file in the cache. Its name is made of the
-names, sizes and times of all images, so a folder that changed is decoded again. Axes: n image, c channel, h w pixel.
+A folder's images are decoded once, by a process for each core, to one ``.npy`` file in the cache. Its name is made of
+the names, sizes and times of all images, so a folder that changed is decoded again.
+
+Axes: n image, c channel, h w pixel.
 """
 
 import contextlib
@@ -268,9 +270,8 @@ def _feed(
         process.stdin.write(json.dumps(setup) + "\n")
         while True:
             first = jobs.get_nowait()
-            process.stdin.write(
-                json.dumps(dict(first=first, paths=[str(p) for p in paths[first : first + JOB]])) + "\n"
-            )
+            job = dict(first=first, paths=[str(path) for path in paths[first : first + JOB]])
+            process.stdin.write(json.dumps(job) + "\n")
             process.stdin.flush()
             line = process.stdout.readline()
             if not line:

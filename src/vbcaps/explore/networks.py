@@ -53,6 +53,7 @@ class Networks:
         self.first = FIRST if given is None else str(given)
         if self.first not in self.models:
             model = vbcaps.load(self.first)
+            check_shown(model)
             self.first = name_of(model, self.models)
             self.models[self.first] = model
         self.images, self.twins = functools.cache(self._images), functools.cache(self._twins)
@@ -123,6 +124,16 @@ class Networks:
             pixels = read_pixels(pixels if pixels.shape[1] in PICTURES else pixels[:, :1], pixels.shape[2], planes)
         pixels = framed(pixels.expand(-1, channels, -1, -1), shown_side(model)).contiguous()
         return Images(pixels, split.labels[chosen], found.classes, f"{len(chosen)} test images", note)
+
+
+def check_shown(model: Model) -> None:
+    """Raise an error for a network whose images the page cannot show."""
+    if model.net.in_channels > 3 or model.view.low:
+        kind = "more than 8 bits" if model.view.low else f"{model.net.in_channels} channels"
+        raise ValueError(
+            f"the explorer shows networks for images of 8 bits with 1, 2 or 3 channels, and {model.name} looks at "
+            f"images of {kind}: `vbcaps routing` draws it"
+        )
 
 
 def name_of(model: Model, taken: Container[str]) -> str:

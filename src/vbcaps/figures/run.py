@@ -121,7 +121,10 @@ def predictions(
 
 
 def picture_of(image: np.ndarray) -> np.ndarray:
-    """Return ``c h w`` in matplotlib's layout: in colour if there are three channels, else channels side by side."""
+    """Return ``c h w`` in matplotlib's layout: in colour if there are three channels, two side by side, and more than
+    three as their mean."""
+    if len(image) > 3:
+        return image.mean(0)
     return image.transpose(1, 2, 0) if len(image) == 3 else np.concatenate(list(image), axis=1)
 
 

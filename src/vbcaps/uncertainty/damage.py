@@ -34,7 +34,7 @@ def damage(images: Tensor, kind: str, level: float, seed: int = 0) -> Tensor:
     if kind not in LEVELS:
         raise ValueError(f"kind must be one of {tuple(LEVELS)}, got {kind!r}")
     if images.dtype != torch.uint8 or images.ndim != 4:
-        raise ValueError(f"images must be uint8 n c y x, got {images.dtype} {tuple(images.shape)}")
+        raise ValueError(f"images must be uint8 n c y x to be damaged, got {images.dtype} {tuple(images.shape)}")
     if not 0 <= level < math.inf:
         raise ValueError(f"level must be a number of at least 0, got {level}")
     if level == 0:

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import vbcaps
+from vbcaps.data import View
 from vbcaps.routing import VBRouting
 from vbcaps.training.files import RunError, write
 from vbcaps.weights.find import FOLDER
@@ -59,7 +60,7 @@ def export(
     path: str | Path,
     *,
     format: str | None = None,
-    dtype: str = "uint8",
+    dtype: str | None = None,
     side: int | None = None,
 ) -> Exported:
     """Write a network with its preprocessing as one file that other programs run: from images to probabilities.
@@ -73,7 +74,8 @@ def export(
         path: the file, which is replaced in one step. Its folder must exist.
         format: ``"onnx"``, which needs the extra ``onnx``, or ``"torch-export"``, which ``torch.export.load`` reads; by
             default what the suffix of ``path`` says, ``.onnx`` or ``.pt2``.
-        dtype: of the input: ``"uint8"``, or ``"float32"`` with values from 0 to 1.
+        dtype: of the input: ``"uint8"``, the default, or ``"float32"`` with values from 0 to 1. A network that was
+            trained on images of more than 8 bits has ``"float32"``, with the values of its training images.
         side: height and width of the images; by default the side to which ``predict`` resizes them. A network that
             places images in a frame, as affNIST's, also takes the side of the frame.
 
@@ -85,17 +87,22 @@ def export(
     """
     path = Path(path)
     format = format_of(path, format)
-    if dtype not in INPUTS:
+    if dtype not in (None, *INPUTS):
         raise ValueError(f"dtype must be one of {tuple(INPUTS)}, got {dtype!r}")
     if not path.parent.is_dir():
         raise RunError(f"cannot write {path}: there is no folder {path.parent}")
     model = model if isinstance(model, Model) else load(model)
+    if dtype == "uint8" and model.view.low:
+        raise ValueError(
+            f"{model.name} was trained on images of more than 8 bits: dtype must be 'float32', got 'uint8'"
+        )
+    dtype = dtype or ("float32" if model.view.low else "uint8")
     side = checked_side(model, side)
     if format == "onnx":
         check_onnx(model)
     net = copy.deepcopy(model.net).float().cpu()
     deployed = Deployed(net, model.view, model.temperature, side).eval()
-    program = program_of(deployed, images_like(dtype, 2, net.in_channels, side))
+    program = program_of(deployed, images_like(dtype, 2, net.in_channels, side, model.view))
     facts = facts_of(model, dtype, side)
     content, run = as_onnx(program, facts) if format == "onnx" else as_program(program, facts)
     difference = compared(deployed, run, dtype, net.in_channels, side)
@@ -158,7 +165,7 @@ def facts_of(model: Model, dtype: str, side: int) -> dict[str, Any]:
             name="images",
             shape=["n", channels, side, side],
             dtype=dtype,
-            values="0 to 255" if dtype == "uint8" else "0 to 1",
+            values=values_of(model.view, dtype),
             channels=colours.get(channels, f"{channels} channels"),
             resizing=f"not in the file: resize the shorter side to {side} (bilinear, antialiased), cut out the centre"
             + framed,
@@ -174,7 +181,14 @@ def facts_of(model: Model, dtype: str, side: int) -> dict[str, Any]:
     return json.loads(json.dumps(facts))
 
 
-def images_like(dtype: str, n: int, channels: int, side: int) -> Tensor:
+def values_of(view: View, dtype: str) -> str:
+    """Return the range of the input's values, in words."""
+    if view.low:
+        return "those of the training images, whose least and greatest are `low` and `high` of `view`"
+    return "0 to 255" if dtype == "uint8" else "0 to 1"
+
+
+def images_like(dtype: str, n: int, channels: int, side: int, view: View) -> Tensor:
     """Return made-up images ``n c y x`` that never change: noise, and patches of light and dark."""
     generator = torch.Generator().manual_seed(n)
     coarse = torch.rand(n, channels, 5, 5, generator=generator)
@@ -182,6 +196,9 @@ def images_like(dtype: str, n: int, channels: int, side: int) -> Tensor:
     noise = torch.rand(n, channels, side, side, generator=generator)
     share = torch.linspace(0, 0.5, n)[:, None, None, None]
     images = ((1 - share) * patches + share * noise).mul(255).byte()
+    if view.low:
+        low, high = (torch.tensor(ends)[:, None, None] for ends in (view.low, view.high))
+        return low + (high - low) * (images.float() / 255)
     return images if dtype == "uint8" else images.float() / 255
 
 
@@ -242,7 +259,7 @@ def compared(deployed: Deployed, run: Run, dtype: str, channels: int, side: int)
     """Return the largest difference between a probability of ``run`` and of the module, over several batch sizes."""
     largest = 0.0
     for n in COUNTS:
-        images = images_like(dtype, n, channels, side)
+        images = images_like(dtype, n, channels, side, deployed.view.view)
         with torch.no_grad():
             found, expected = run(images), deployed(images)
         if found.shape != expected.shape or not bool(found.isfinite().all()):

@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from vbcaps.data import FACTS, View, fit_image, image_files, read_image, read_images
+from vbcaps.data.pixels import TIFFS, read_header, read_planes
 from vbcaps.training.recipe import Recipe
 
 PICTURES = (1, 3)  # numbers of channels that can be converted into each other
@@ -48,8 +49,17 @@ def read_pixels(images: Any, side: int, channels: int, frame: int | None = None)
     items = list(images) if isinstance(images, list | tuple) else [images]
     if not items:
         raise ValueError("images must not be empty, got an empty list")
+    items = [one for item in items for one in _members(item)]
     parts = _scaled([_decoded(item, side, channels, frame) for item in items])
     return together([_fitted(part, side, channels, frame) for part in parts])
+
+
+def _members(item: Any) -> list[Any]:
+    """Return the files of a folder that has more than pictures in it; anything else is one item."""
+    if not isinstance(item, str | PathLike) or not Path(item).is_dir():
+        return [item]
+    files = image_files(Path(item))
+    return list(files) if any(file.suffix.lower() in {".npy", *TIFFS} for file in files) else [item]
 
 
 def together(parts: Sequence[Tensor]) -> Tensor:
@@ -66,6 +76,8 @@ def _decoded(item: Any, side: int, channels: int, frame: int | None) -> Tensor:
         path = Path(item)
         if path.suffix.lower() == ".npy" and not path.is_dir():
             return _array(_load(path), channels, str(path))
+        if path.suffix.lower() in TIFFS and not path.is_dir() and not read_header(path).picture:
+            return _array(read_planes(path)[None], channels, str(path))
         _check_picture(channels, f"{path}: a picture file")
         if frame is None:
             return read_images(image_files(path), side, channels)

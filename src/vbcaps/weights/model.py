@@ -28,6 +28,7 @@ from vbcaps.weights.file import Contents, pack_weights, read_weights
 from vbcaps.weights.inputs import frame_of, read_pixels, side_of
 from vbcaps.weights.tensors import copy_tensors
 from vbcaps.weights.transfer import class_names, transfer, view_of
+from vbcaps.weights.values import read_values
 
 if TYPE_CHECKING:
     from vbcaps.training.runlog import Result
@@ -45,7 +46,7 @@ class Model(nn.Module):
         net: the network.
         recipe: how the network is built and was trained.
         classes: the names of its classes, in the order of its output.
-        view: how uint8 images become its input.
+        view: how images become its input.
         about: other facts: epoch, validation and test error, temperature, version, commit.
         densities: of the network's features, by name, see ``vbcaps.uncertainty.fit_densities``.
         file: the weights file that the model was read from, if any.
@@ -93,7 +94,8 @@ class Model(nn.Module):
                 or float; a PIL image; the path of a picture, of a ``.npy`` file, or of a folder of pictures; or a list
                 of any of these. Images may have any size: the shorter side is resized, the longer cropped. Floats are
                 taken to lie in [0, 1] if no value of the call is above 1, else in [0, 255]. One and three channels are
-                converted into each other; a network with two channels (smallNORB) takes arrays with two.
+                converted into each other; a network with two channels (smallNORB) takes arrays with two. A network that
+                was trained on images of 16 bits or floats takes such images, in the values of its training images.
             batch_size: how many images the network sees at a time.
             crops: 1 for the central crop; 5 or a square number for the mean over several crops.
 
@@ -189,7 +191,10 @@ class Model(nn.Module):
         return decode.sample(self, label, count, source, seed)
 
     def read(self, images: Any) -> Tensor:
-        """Return any images that ``predict`` takes as the bytes that ``view`` crops, uint8 ``n channels y x``."""
+        """Return any images that ``predict`` takes as what ``view`` crops, ``n channels y x``: uint8, or float32 for a
+        network that was trained on images of more than 8 bits."""
+        if self.view.low:
+            return read_values(images, side_of(self.recipe), self.net.in_channels, self.recipe.axes)
         return read_pixels(images, side_of(self.recipe), self.net.in_channels, frame_of(self.view))
 
     def save(self, path: str | Path) -> Path:

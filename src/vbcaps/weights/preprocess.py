@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vbcaps.data import View
-from vbcaps.data.augment import FLOOR
 from vbcaps.vae import Network, capsules_of
 
 
@@ -23,6 +22,8 @@ class CentralView(nn.Module):
     inside: Tensor
     mean: Tensor
     std: Tensor
+    low: Tensor
+    high: Tensor
 
     def __init__(self, view: View, side: int):
         super().__init__()
@@ -35,10 +36,15 @@ class CentralView(nn.Module):
         self.register_buffer("inside", F.pad(torch.ones(1, 1, size, size), frame), persistent=False)
         self.register_buffer("mean", torch.tensor(view.mean)[None, :, None, None], persistent=False)
         self.register_buffer("std", torch.tensor(view.std)[None, :, None, None], persistent=False)
+        self.register_buffer("low", torch.tensor(view.low)[None, :, None, None], persistent=False)
+        self.register_buffer("high", torch.tensor(view.high)[None, :, None, None], persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the network's input ``n c crop crop`` from uint8 images, or floats from 0 to 1, ``n c side side``."""
-        values = images if images.is_floating_point() else images.float() / 255
+        """Return the network's input ``n c crop crop`` from uint8 images, or floats from 0 to 1, ``n c side side``.
+
+        A network that was trained on images of more than 8 bits takes their values, as floats.
+        """
+        values = self.values(images)
         mean, std = self.moments(values)
         x = values[:, :, self.first : self.last, self.first : self.last]
         if self.before or self.after:
@@ -47,8 +53,14 @@ class CentralView(nn.Module):
             return x
         if self.view.standardise == "crop":
             mean, std = moments(x)
-        x = (x - mean) / std.clamp_min(FLOOR)
+        x = (x - mean) / std.clamp_min(self.view.floor)
         return x * self.inside if self.view.fill == "mean" else x
+
+    def values(self, images: Tensor) -> Tensor:
+        """Return images scaled to 0 to 1; those of more than 8 bits have the values of the training images."""
+        if self.view.low:
+            return (images.float() - self.low) / (self.high - self.low)
+        return images if images.is_floating_point() else images.float() / 255
 
     def moments(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and standard deviation of the dataset or of each whole image."""

@@ -86,10 +86,9 @@ def _spread(x: Tensor, like: Tensor, source: Contents, net: Network) -> Tensor:
 
 def view_of(view: View, channels: int) -> View:
     """Return the view for another number of channels: each is standardised by the old channels' average statistics."""
-    if not view.mean or len(view.mean) == channels:
-        return view
-    mean, std = (sum(values) / len(values) for values in (view.mean, view.std))
-    return replace(view, mean=(mean,) * channels, std=(std,) * channels)
+    pairs = {name: getattr(view, name) for name in ("mean", "std", "low", "high")}
+    new: dict[str, Any] = {name: (sum(x) / len(x),) * channels for name, x in pairs.items() if x and len(x) != channels}
+    return replace(view, **new)
 
 
 def check_same_network(source: Recipe, recipe: Recipe, name: str) -> None:
