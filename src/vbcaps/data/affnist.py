@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vbcaps.data.dataset import DataError, Dataset, Split
-from vbcaps.data.files import find, read_matlab
+from vbcaps.data.files import as_labels, find, read_matlab
 from vbcaps.data.mnist import DIGITS, mnist, read_split
 
 FRAME, COPIES, SEED = 40, 32, 0
@@ -37,15 +37,12 @@ def affnist(folder: Path) -> Dataset:
 
 def read_mat(path: Path) -> Split:
     """Read ``affNISTdata``: ``image`` is 1600 n, an image in each column, ``label_int`` is 1 n."""
-    struct = read_matlab(path, ("affNISTdata",))["affNISTdata"]
-    try:
-        images, labels = struct["image"][0, 0], struct["label_int"][0, 0].reshape(-1)
-    except (IndexError, TypeError, ValueError) as error:
-        raise DataError(f"{path}: affNISTdata must be a struct with image and label_int ({error})") from error
+    found = read_matlab(path, ("affNISTdata.image", "affNISTdata.label_int"))
+    images, labels = found["affNISTdata.image"], found["affNISTdata.label_int"].reshape(-1)
     if images.dtype != np.uint8 or images.shape != (FRAME * FRAME, len(labels)):
         raise DataError(f"{path}: image must be uint8 {FRAME * FRAME} {len(labels)}, got {images.dtype} {images.shape}")
-    images = torch.from_numpy(np.ascontiguousarray(images.T)).view(-1, 1, FRAME, FRAME)
-    return Split(images, torch.from_numpy(labels.astype(np.int64)))
+    digits = as_labels(labels, path, 0, 9)
+    return Split(torch.from_numpy(np.ascontiguousarray(images.T)).view(-1, 1, FRAME, FRAME), digits)
 
 
 def affine_digits(images: Tensor, copies: int = COPIES, seed: int = SEED) -> Tensor:

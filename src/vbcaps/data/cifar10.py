@@ -1,23 +1,24 @@
 """CIFAR-10: the python or the binary version, as the archive or unpacked, or sheets.
 
 A binary batch consists of rows of one label and 3072 pixels, colour by colour. A python batch is a pickle of a
-dictionary; its unpickler loads no class and calls no function, and only records the contents of arrays.
+dictionary; ``pickles`` reads it without loading a class or calling a function.
 """
 
-import io
-import math
-import pickle
-import tarfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from vbcaps.data.contents import Damaged
 from vbcaps.data.dataset import DataError, Dataset, Split
-from vbcaps.data.files import AGAIN, need, read, read_raw
+from vbcaps.data.files import AGAIN, as_labels, need, read, reading
+from vbcaps.data.pickles import bytes_of, unpack_pickle
 from vbcaps.data.sheets import has_sheets, read_sheets
+from vbcaps.data.tar import unpack_tar
 
+Bytes = bytes | bytearray | memoryview
+Batch = tuple[np.ndarray, Tensor]  # images n 3072, labels n
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 BATCHES = {"train": [f"data_batch_{k}" for k in range(1, 6)], "test": ["test_batch"]}
 PIXELS = 3 * 32 * 32
@@ -37,59 +38,34 @@ def cifar10(folder: Path) -> Dataset:
     )
 
 
-def read_binary(data: bytes, path: str) -> tuple[np.ndarray, np.ndarray]:
+def read_binary(data: Bytes, path: str) -> Batch:
     """Return images ``n 3072`` and labels ``n`` of a batch of the binary version; ``path`` is for the message."""
-    if not data or len(data) % (1 + PIXELS):
+    if not len(data) or len(data) % (1 + PIXELS):
         raise DataError(
             f"{path}: {len(data)} bytes is not a multiple of the {1 + PIXELS} of an image: cut short? {AGAIN}"
         )
     rows = np.frombuffer(data, np.uint8).reshape(-1, 1 + PIXELS)
-    return rows[:, 1:], rows[:, 0]
+    return rows[:, 1:], as_labels(rows[:, 0], path, 0, len(CLASSES) - 1)
 
 
-def read_pickle(data: bytes, path: str) -> tuple[np.ndarray, np.ndarray]:
+def read_pickle(data: Bytes, path: str) -> Batch:
     """Return images ``n 3072`` and labels ``n`` of a batch of the python version; ``path`` is for the message."""
     try:
-        batch = _Unpickler(io.BytesIO(data), encoding="bytes").load()
-        images, labels = _array(batch[b"data"]), np.array(batch[b"labels"], np.int64)
-    except Exception as error:  # a damaged pickle can raise any error
+        batch = unpack_pickle(data)
+        if not isinstance(batch, dict) or not {b"data", b"labels"} <= batch.keys():
+            raise Damaged("it has no dictionary with data and labels")
+        images, labels = bytes_of(batch[b"data"]), batch[b"labels"]
+        if not isinstance(labels, list) or not all(type(label) is int for label in labels):
+            raise Damaged("its labels are no whole numbers")
+        of_classes = np.array(labels, np.int64)
+    except (ValueError, OverflowError) as error:  # a number beyond 64 bits, a word that is no text
         raise DataError(f"{path}: not a CIFAR-10 batch, or damaged ({error}): {AGAIN}") from error
-    if images.ndim != 2 or images.shape[1] != PIXELS or labels.shape != images.shape[:1]:
-        raise DataError(f"{path}: data must be n {PIXELS} with n labels, got {images.shape} and {labels.shape}")
-    return images, labels
+    if images.ndim != 2 or images.shape[1] != PIXELS or len(images) != len(labels):
+        raise DataError(f"{path}: data must be n {PIXELS} with n labels, got {images.shape} and {len(labels)}: {AGAIN}")
+    return images, as_labels(of_classes, path, 0, len(CLASSES) - 1)
 
 
-class _Made:
-    """Stand in for any object in a pickle: keep the arguments and the state, execute nothing."""
-
-    def __init__(self, *args: Any):
-        self.args = args
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
-
-
-class _Unpickler(pickle.Unpickler):
-    NAMES = {(f"numpy{core}.multiarray", "_reconstruct") for core in (".core", "._core")} | {
-        ("numpy", "ndarray"),
-        ("numpy", "dtype"),
-    }
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in self.NAMES:
-            return _Made
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no array needs")
-
-
-def _array(made: _Made) -> np.ndarray:
-    """Return the array of bytes that NumPy would make of this state: version, shape, dtype, column-major, data."""
-    _, shape, dtype, columns_first, data = made.state
-    if dtype.args[0] not in (b"u1", "u1") or len(data) != math.prod(shape):
-        raise ValueError(f"data of type {dtype.args[0]!r} and shape {shape} in {len(data)} bytes")
-    return np.frombuffer(data, np.uint8).reshape(shape, order="F" if columns_first else "C")
-
-
-def _batches(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def _batches(folder: Path) -> dict[str, Batch]:
     """Return every batch by its name, from the first version found, or an empty dictionary if there is none."""
     wanted = [name for names in BATCHES.values() for name in names]
     for archive, unpacked, suffix, reader in (
@@ -99,30 +75,22 @@ def _batches(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         for place in (unpacked, folder):
             if any((place / f"{name}{suffix}").is_file() for name in wanted):
                 paths = {name: need(place, f"{name}{suffix}") for name in wanted}
-                return {name: reader(read_raw(path), str(path)) for name, path in paths.items()}
+                return {name: reader(read(path), str(path)) for name, path in paths.items()}
         if archive.is_file():
             members = _members(archive, {f"{name}{suffix}": name for name in wanted})
             return {name: reader(members[name], f"{archive}, {name}{suffix}") for name in wanted}
     return {}
 
 
-def _members(archive: Path, wanted: dict[str, str]) -> dict[str, bytes]:
+def _members(archive: Path, wanted: dict[str, str]) -> dict[str, memoryview]:
     """Read files of an archive without unpacking it: ``wanted`` maps their names to those in the result."""
-    found = {}
-    try:
-        with tarfile.open(fileobj=io.BytesIO(read(archive)), mode="r:") as tar:
-            for member in tar:
-                name = wanted.get(Path(member.name).name)
-                if name and (file := tar.extractfile(member)):
-                    found[name] = file.read()
-    except (tarfile.TarError, OSError) as error:
-        raise DataError(f"{archive}: damaged or cut short ({error}): {AGAIN}") from error
-    if missing := sorted(set(wanted.values()) - set(found)):
+    with reading(archive):
+        found = unpack_tar(read(archive), wanted)
+    if missing := sorted(wanted.keys() - found.keys()):
         raise DataError(f"{archive}: has no {', '.join(missing)}: {AGAIN}")
-    return found
+    return {wanted[name]: data for name, data in found.items()}
 
 
-def _join(batches: list[tuple[np.ndarray, np.ndarray]]) -> Split:
+def _join(batches: list[Batch]) -> Split:
     images = np.concatenate([images for images, _ in batches]).reshape(-1, 3, 32, 32)
-    labels = np.concatenate([labels for _, labels in batches]).astype(np.int64)
-    return Split(torch.from_numpy(images), torch.from_numpy(labels))
+    return Split(torch.from_numpy(images), torch.cat([labels for _, labels in batches]))

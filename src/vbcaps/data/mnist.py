@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from vbcaps.data.dataset import DataError, Dataset, Split
-from vbcaps.data.files import AGAIN, need, read
+from vbcaps.data.files import AGAIN, as_labels, need, read
 
+SIDE = 28
 DIGITS = tuple("0123456789")
 CLOTHES = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
@@ -29,22 +30,26 @@ def fashion_mnist(folder: Path) -> Dataset:
 
 def read_split(folder: Path, prefix: str) -> Split:
     paths = [need(folder, f"{prefix}-{part}-ubyte.gz") for part in ("images-idx3", "labels-idx1")]
-    images, labels = (read_idx(path) for path in paths)
-    if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
-        raise DataError(f"{paths[0]} has shape {images.shape}, {paths[1].name} has {labels.shape}: they do not match")
-    return Split(torch.from_numpy(images)[:, None], torch.from_numpy(labels.astype(np.int64)))
+    images, labels = read_idx(paths[0], 3), read_idx(paths[1], 1)
+    if images.shape[1:] != (SIDE, SIDE):
+        raise DataError(f"{paths[0]}: images must be {SIDE} x {SIDE}, got {images.shape[1:]}: {AGAIN}")
+    if len(images) != len(labels):
+        raise DataError(f"{paths[0]} has {len(images)} images, {paths[1]} {len(labels)} labels: they do not match")
+    return Split(torch.from_numpy(images)[:, None], as_labels(labels, paths[1], 0, 9))
 
 
-def read_idx(path: Path) -> np.ndarray:
-    """Read the array of unsigned bytes in an idx file."""
+def read_idx(path: Path, axes: int) -> np.ndarray:
+    """Read an array of unsigned bytes with so many axes from an idx file."""
     data = read(path)
-    if data[:3] != b"\0\0\x08":
-        raise DataError(f"{path}: not an idx file of bytes: it begins with {data[:4].hex()}, not 000008..")
-    axes = data[3] if len(data) > 3 else 0
+    expected = bytes([0, 0, 8, axes])
+    if data[:4] != expected:
+        raise DataError(
+            f"{path}: not an idx file of bytes with {axes} axes: it begins with {data[:4].hex()}, not {expected.hex()}"
+        )
     start = 4 + 4 * axes
-    if not axes or len(data) < start:
+    if len(data) < start:
         raise DataError(f"{path}: ends within its header: {AGAIN}")
-    shape = struct.unpack(f">{axes}I", data[4:start])
+    shape = struct.unpack_from(f">{axes}I", data, 4)
     if len(data) - start != math.prod(shape):
         raise DataError(f"{path}: {shape} takes {math.prod(shape)} bytes, the file has {len(data) - start}: {AGAIN}")
-    return np.frombuffer(data, np.uint8, offset=start).reshape(shape).copy()
+    return np.frombuffer(data, np.uint8, offset=start).reshape(shape)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from vbcaps.data.dataset import DataError, Dataset, Split
-from vbcaps.data.files import AGAIN, need, read, read_npy
+from vbcaps.data.files import AGAIN, as_labels, need, read, read_npy
 from vbcaps.data.resize import CHUNK, resize
 
 CLASSES = ("animal", "human", "airplane", "truck", "car")
@@ -42,18 +42,13 @@ def smallnorb(folder: Path, size: int | None = None) -> Dataset:
 
 def read_original(folder: Path, part: str, size: int) -> Split:
     paths = {kind: need(folder, f"{PREFIX[part]}-{kind}.mat.gz") for kind in ("dat", "cat", "info")}
-    dat, cat, info = (read_matrix(path) for path in paths.values())
-    if dat.dtype != np.uint8 or dat.ndim != 4 or dat.shape[1] != 2:
-        raise DataError(f"{paths['dat']}: must be bytes n 2 h w, got {dat.dtype} {dat.shape}")
-    return _split(_resized(dat, size), cat, info, paths["dat"])
+    return _split({kind: (path, read_matrix(path)) for kind, path in paths.items()}, size)
 
 
 def read_arrays(folder: Path, part: str, size: int) -> Split:
-    path = need(folder, f"{part}_images_48.npy.xz")
-    images, labels, info = (read_npy(p) for p in (path, *(need(folder, f"{part}_{x}.npy") for x in ("labels", "info"))))
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1] != 2:
-        raise DataError(f"{path}: must be uint8 n 2 h w, got {images.dtype} {images.shape}")
-    return _split(_resized(images, size), labels, info, path)
+    names = dict(dat=f"{part}_images_48.npy.xz", cat=f"{part}_labels.npy", info=f"{part}_info.npy")
+    paths = {kind: need(folder, name) for kind, name in names.items()}
+    return _split({kind: (path, read_npy(path)) for kind, path in paths.items()}, size)
 
 
 def read_matrix(path: Path) -> np.ndarray:
@@ -61,13 +56,13 @@ def read_matrix(path: Path) -> np.ndarray:
     data = read(path)
     if len(data) < 20:
         raise DataError(f"{path}: ends within its header: {AGAIN}")
-    magic, axes = struct.unpack("<Ii", data[:8])
+    magic, axes = struct.unpack_from("<Ii", data)
     if magic not in MAGIC:
         raise DataError(f"{path}: not a binary matrix: magic number {magic:#010x}, not 0x1e3d4c51 to 0x1e3d4c56")
     start = 8 + 4 * max(axes, 3)
     if not 1 <= axes <= 8 or len(data) < start:
         raise DataError(f"{path}: damaged header, {axes} axes: {AGAIN}")
-    shape = struct.unpack(f"<{axes}i", data[8 : 8 + 4 * axes])
+    shape = struct.unpack_from(f"<{axes}i", data, 8)
     dtype = np.dtype(MAGIC[magic])
     if min(shape) < 0 or len(data) - start != math.prod(shape) * dtype.itemsize:
         raise DataError(f"{path}: {shape} of {dtype} does not take {len(data) - start} bytes: {AGAIN}")
@@ -75,11 +70,15 @@ def read_matrix(path: Path) -> np.ndarray:
 
 
 def _resized(images: np.ndarray, size: int) -> torch.Tensor:
-    parts = (images[k : k + CHUNK].copy() for k in range(0, len(images), CHUNK))
-    return torch.cat([resize(torch.from_numpy(part), size) for part in parts] or [torch.empty(0, 2, size, size).byte()])
+    return torch.cat([resize(torch.from_numpy(images[k : k + CHUNK]), size) for k in range(0, len(images), CHUNK)])
 
 
-def _split(images: torch.Tensor, labels: np.ndarray, info: np.ndarray, path: Path) -> Split:
+def _split(files: dict[str, tuple[Path, np.ndarray]], size: int) -> Split:
+    """Return a split of images (dat), labels (cat) and info, each with the path of its file."""
+    (path, images), (of_labels, labels), (of_info, info) = (files[kind] for kind in ("dat", "cat", "info"))
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1] != 2 or min(images.shape[2:]) < 1:
+        raise DataError(f"{path}: must be uint8 n 2 h w, got {images.dtype} {images.shape}: {AGAIN}")
     if labels.shape != (len(images),) or info.shape != (len(images), 4):
-        raise DataError(f"{path}: {len(images)} pairs, but labels {labels.shape} and info {info.shape}")
-    return Split(images, torch.from_numpy(labels.astype(np.int64)), torch.from_numpy(info.astype(np.int64)))
+        raise DataError(f"{path}: {len(images)} pairs, but labels {labels.shape} and info {info.shape}: {AGAIN}")
+    classes = as_labels(labels, of_labels, 0, len(CLASSES) - 1)
+    return Split(_resized(images, size), classes, as_labels(info, of_info, 0, 255))

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from vbcaps.data.dataset import DataError, Dataset, Split
-from vbcaps.data.files import find, need, read_matlab
+from vbcaps.data.files import AGAIN, as_labels, find, need, read_matlab
 from vbcaps.data.mnist import DIGITS
-from vbcaps.data.sheets import has_sheets, read_sheets
+from vbcaps.data.sheets import SIZE, has_sheets, read_sheets
 
 RE_CROPPED = "re-cropped: digits cut anew from the full-number images; order and labels as in the original"
 
@@ -23,10 +23,8 @@ def read_mat(folder: Path, part: str) -> Split:
     """Read X, ``y x c n``, and y, ``n 1`` with 10 for the digit 0."""
     path = need(folder, f"{part}_32x32.mat")
     found = read_matlab(path, ("X", "y"))
-    images, labels = np.asarray(found["X"]), np.asarray(found["y"]).reshape(-1)
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[2] != 3 or images.shape[3] != len(labels):
-        raise DataError(f"{path}: X must be uint8 32 32 3 {len(labels)}, got {images.dtype} {images.shape}")
-    labels = labels.astype(np.int64)
-    if len(labels) and not 1 <= labels.min() <= labels.max() <= 10:
-        raise DataError(f"{path}: labels must be 1 to 10, got {labels.min()} to {labels.max()}")
-    return Split(torch.from_numpy(images.transpose(3, 2, 0, 1).copy()), torch.from_numpy(labels % 10))
+    images, labels = found["X"], found["y"].reshape(-1)
+    if images.dtype != np.uint8 or images.shape != (SIZE, SIZE, 3, len(labels)):
+        raise DataError(f"{path}: X must be uint8 32 32 3 {len(labels)}, got {images.dtype} {images.shape}: {AGAIN}")
+    digits = as_labels(labels, path, 1, 10) % 10
+    return Split(torch.from_numpy(images.transpose(3, 2, 0, 1).copy()), digits)
