@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-import uvicorn
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -17,7 +16,10 @@ from vbcaps.cli.main import app
 from vbcaps.explore.answers import Explorer
 from vbcaps.explore.networks import FIRST, Networks
 from vbcaps.explore.pictures import MOST_BYTES
-from vbcaps.explore.server import MOST_JSON, app_of, listen
+
+uvicorn = pytest.importorskip("uvicorn", reason="the server's tests need the extra: pip install 'vbcaps[explore]'")
+
+from vbcaps.explore.server import MOST_JSON, app_of, listen  # noqa: E402
 
 JSON = {"content-type": "application/json"}
 
