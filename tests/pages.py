@@ -4,6 +4,8 @@ A mark is an HTML comment that begins a line, so a reader of the page does not s
 
     <!-- test: skip because it needs a GPU -->    leaves the next block out, and gives the reason
     <!-- test: run -->                            runs the commands of the next block, which are otherwise only parsed
+    <!-- test: printed -->                        says that the code before it printed the lines of the next block;
+    <!-- test: printed exactly -->                their numbers may differ, or not
     <!-- test: x = torch.rand(4, 1, 28, 28) -->   any other text is Python that runs at this place, on one line or on
                                                   several: what the page takes as given, or an assertion
 """
@@ -26,6 +28,7 @@ PIECE = re.compile(
     r"^<!-- test:(?P<mark>.*?)-->|^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^(?P=indent)```",
     re.DOTALL | re.MULTILINE,
 )
+NUMBER = re.compile(r"[-+]?\d[\d.,]*(?:e[-+]\d+)?")
 SHELL = ("bash", "sh", "shell", "console")
 JOINS = {"|", ">", ">>", "<", "&&", "||", ";", "&"}
 
@@ -38,6 +41,8 @@ class Block:
     code: str
     line: int
     run: bool = False
+    printed: bool = False
+    exactly: bool = False
     skipped: str | None = None  # the reason
 
 
@@ -55,8 +60,8 @@ def read_blocks(text: str) -> list[Block]:
             if words[1:2] != ["because"] or len(words) < 3:
                 raise ValueError(f"line {line}: a skipped block needs its reason, `<!-- test: skip because … -->`")
             marks["skipped"] = " ".join(words[2].split())
-        elif mark.split() == ["run"]:
-            marks["run"] = True
+        elif mark.split() in (["run"], ["printed"], ["printed", "exactly"]):
+            marks |= dict.fromkeys(mark.split(), True)
         else:
             first = line + mark.lstrip(" ").startswith("\n")
             blocks.append(Block("python", textwrap.dedent(mark.strip(" \n")), first))
@@ -80,6 +85,25 @@ def run_python(page: Path, block: Block, names: dict[str, Any]) -> None:
     """Run a block; a traceback shows the page and its line."""
     linecache.checkcache(str(page))
     exec(compile("\n" * (block.line - 1) + block.code, str(page), "exec"), names)
+
+
+def check_printed(block: Block, output: str) -> None:
+    """Raise an error unless the output has the lines of a block in their order, with others between them or not.
+
+    Numbers may differ unless the mark says "exactly", because a training ends with other ones on another kind of
+    machine; an assertion in a mark holds those on which a page depends. A line of dots is left out.
+    """
+
+    def words_of(line: str) -> list[str]:
+        return (line if block.exactly else NUMBER.sub("0", line)).split()
+
+    there = iter([words_of(line) for line in output.split("\n")])
+    for line in block.code.split("\n"):
+        words = words_of(line)
+        if words and words != ["..."] and words not in there:
+            raise AssertionError(
+                f"block of line {block.line}: the code before it did not print {line!r}, but\n{output}"
+            )
 
 
 def commands(code: str) -> list[list[str]]:

@@ -3,6 +3,8 @@
 `pages.py` says how a page marks what its blocks need.
 """
 
+import contextlib
+import io
 import re
 import subprocess
 from pathlib import Path
@@ -45,24 +47,29 @@ def alone(tmp_path, monkeypatch):
 
 
 def execute(page: Path, blocks: list[pages.Block]) -> None:
-    """Run the Python of a page, and the commands that it marks, in their order."""
+    """Run the Python of a page and the commands that it marks, in their order, and compare what it says they print."""
+    output = ""
     with pages.module_of(page) as names:
         for block in blocks:
             if block.skipped:
                 continue
             if block.language == "python":
-                pages.run_python(page, block, names)
+                with contextlib.redirect_stdout(io.StringIO()) as out:
+                    pages.run_python(page, block, names)
+                output = out.getvalue() or output
             elif block.run:
-                for words in pages.commands(block.code):
-                    execute_command(words)
+                output = "".join(execute_command(words) for words in pages.commands(block.code))
+            elif block.printed:
+                pages.check_printed(block, output)
 
 
-def execute_command(words: list[str]) -> None:
+def execute_command(words: list[str]) -> str:
+    """Run a command, and return what it printed."""
     if words[0] == "vbcaps" and not pages.JOINS & set(words):
         result = CliRunner().invoke(app, words[1:], env={"COLUMNS": "120"})
         assert result.exit_code == 0, f"{' '.join(words)}\n{result.output}"
-    else:
-        subprocess.run(["bash", "-c", " ".join(words)], check=True)
+        return result.output
+    return subprocess.run(["bash", "-c", " ".join(words)], check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 @pytest.mark.parametrize("name", having("python"))
@@ -176,12 +183,20 @@ def test_a_page_runs_as_it_is_marked(alone):
         pages.parse_command(pages.words_for_vbcaps(words))
 
 
+def test_what_a_page_says_is_printed_may_have_other_numbers(alone):
+    said = "```python\nprint('error  3.25%', 'more', 'end', sep='\\n')\n```\n<!-- test: printed -->\n"
+    execute(Path("made-up.md"), pages.read_blocks(said + "```text\nerror 12%\n...\nend\n```"))
+
+
 @pytest.mark.parametrize(
     ("block", "wrong"),
     [
         ("```python\n1 / 0\n```", ZeroDivisionError),
         ("<!-- test: run -->\n```bash\nvbcaps recipes nope\n```", AssertionError),
         ("<!-- test: run -->\n```bash\nfalse\n```", subprocess.CalledProcessError),
+        ("```python\nprint('3 cats')\n```\n<!-- test: printed -->\n```text\n3 dogs\n```", AssertionError),
+        ("```python\nprint('3 cats')\n```\n<!-- test: printed exactly -->\n```text\n2 cats\n```", AssertionError),
+        ("```python\nprint('a', 'b', sep='\\n')\n```\n<!-- test: printed -->\n```text\nb\na\n```", AssertionError),
     ],
 )
 def test_what_fails_on_a_page_fails_the_test(block, wrong, alone):
