@@ -3,9 +3,7 @@
 The first call loads the library that was built with the package; or it compiles one, which takes seconds (library.py).
 """
 
-import ctypes
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,29 +20,11 @@ from vbcaps.kernels.backend import (
     Votes,
 )
 from vbcaps.kernels.cpu import library as loader
+from vbcaps.kernels.cpu.calls import call, given
 from vbcaps.kernels.cpu.library import library
 from vbcaps.kernels.norm import plain_batch_norm
 from vbcaps.kernels.triton import constant, triton_interprets
 from vbcaps.routing.fields import Fields
-
-
-class _Votes(ctypes.Structure):
-    """`Votes` of passes.cpp."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("a", "pose", "W", "coordinates", "child", "parents", "seen")),
-        *((name, ctypes.c_int64) for name in ("C", "N", "L", "I", "J", "G", "S", "types", "threads")),
-    ]  # fmt: skip
-
-
-class _VBPrior(ctypes.Structure):
-    """`VBPrior` of vb.cpp."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("alpha0", "kappa0", "nu0", "inv_psi0")),
-        *((f"{name}_step", ctypes.c_int64) for name in ("alpha0", "kappa0", "nu0", "inv_psi0")),
-    ]  # fmt: skip
-
 
 NOT_BUILT = "could not be built"
 
@@ -113,32 +93,32 @@ class Cpu:
     # --- passes over votes ------------------------------------------------------------------------------------------
 
     def moments(self, v: Votes, r: Tensor | None, k0: Tensor, m0: Tensor, rj: Tensor, m: Tensor, S: Tensor) -> None:
-        k0, m0 = _given(k0), _given(m0)
-        _call("moments", v, r, k0, k0.ndim, m0, 16 * (m0.ndim - 1), rj, m, S)
+        k0, m0 = given(k0), given(m0)
+        call("moments", v, r, k0, k0.ndim, m0, 16 * (m0.ndim - 1), rj, m, S)
 
     def scores(self, v: Votes, m: Tensor, lam: Tensor, K: Tensor, r: Tensor) -> None:
-        _call("scores", v, m, lam, K, r)
+        call("scores", v, m, lam, K, r)
 
     def agreements(self, v: Votes, w: Tensor, r: Tensor) -> None:
         """Compute sum_d w_jd V_ijd as the gradient of R_ij where w is the gradient of sum R V."""
         nothing = torch.zeros_like(w)
-        _call("agreements", v, nothing, w, nothing, nothing, r)
+        call("agreements", v, nothing, w, nothing, nothing, r)
 
     def grad_responsibilities(
         self, v: Votes, m: Tensor, g: MomentGrads, r: Tensor | None, dR: Tensor, s: Tensor, da: Tensor, add: bool
     ) -> None:
-        _call("grad_responsibilities", v, m, *g, r, dR, s, da, add)
+        call("grad_responsibilities", v, m, *g, r, dR, s, da, add)
 
     def grad_scores(self, v: Votes, m: Tensor, r: Tensor, s: Tensor, dR: Tensor, U: ScoreSums) -> None:
-        _call("grad_scores", v, m, r, s, dR, *U)
+        call("grad_scores", v, m, r, s, dR, *U)
 
     def put_term(self, terms: Tensor, k: int, x: Tensor, iters: int) -> None:
         L, J, _, N, _ = x.shape
-        _call("put_term", terms, iters, k, x, L, J, N)
+        call("put_term", terms, iters, k, x, L, J, N)
 
     def grad_votes(self, v: Votes, terms: Tensor, r: Tensor, dz: Tensor, iters: int) -> tuple[Tensor, Tensor]:
         dpose, dW = v.pose.new_empty(v.pose.shape), v.W.new_empty(v.W.shape)
-        _call("grad_votes", v, terms, r, dz, iters, dpose, dW)
+        call("grad_votes", v, terms, r, dz, iters, dpose, dW)
         return dpose, dW
 
     # --- VB at a parent; the only part of S is S itself ------------------------------------------------------------
@@ -147,14 +127,14 @@ class Cpu:
         self, moments: Moments, spread: Tensor, prior: PriorTensors, wishart: bool, lam: Tensor, K: Tensor
     ) -> None:
         sizes = (*moments.rj.shape, wishart, False, torch.get_num_threads())
-        _call("vb_parent", moments.rj, moments.S, prior, None, None, lam, K, *[None] * 7, *sizes)
+        call("vb_parent", moments.rj, moments.S, prior, None, None, lam, K, *[None] * 7, *sizes)
 
     def vb_logit(
         self, moments: Moments, spread: Tensor, prior: PriorTensors, wishart: bool, paper: bool, beta_a: Tensor,
         beta_u: Tensor, result: VBResult,
     ) -> None:  # fmt: skip
         sizes = (*moments.rj.shape, wishart, paper, torch.get_num_threads())
-        _call("vb_parent", moments.rj, moments.S, prior, _given(beta_a), _given(beta_u), None, None, *result, *sizes)
+        call("vb_parent", moments.rj, moments.S, prior, given(beta_a), given(beta_u), None, None, *result, *sizes)
 
     def vb_grad(
         self, moments: Moments, last_m: Tensor, prior: PriorTensors, wishart: bool, paper: bool, beta_u: Tensor,
@@ -165,9 +145,7 @@ class Cpu:
         sizes = (*rj.shape, wishart, paper, torch.get_num_threads())
         gammas = [None] * 3 if gamma is None else gamma
         last = result or [None] * 8
-        _call(
-            "vb_grad_parent", rj, S, m, last_m, prior, _given(beta_u), *last, *U, *g, terms, iters, t, *gammas, *sizes
-        )
+        call("vb_grad_parent", rj, S, m, last_m, prior, given(beta_u), *last, *U, *g, terms, iters, t, *gammas, *sizes)
 
     # --- EM at a parent ---------------------------------------------------------------------------------------------
 
@@ -176,14 +154,14 @@ class Cpu:
         min_var: float, lam: Tensor, K: Tensor,
     ) -> None:  # fmt: skip
         sizes = (float(inverse_temperature), float(min_var), *moments.rj.shape, torch.get_num_threads())
-        _call("em_parent", moments.rj, moments.S, _given(beta_a), _given(beta_u), lam, K, None, None, *sizes)
+        call("em_parent", moments.rj, moments.S, given(beta_a), given(beta_u), lam, K, None, None, *sizes)
 
     def em_logit(
         self, moments: Moments, spread: Tensor, beta_a: Tensor, beta_u: Tensor, inverse_temperature: float,
         min_var: float, logit: Tensor, var: Tensor,
     ) -> None:  # fmt: skip
         sizes = (float(inverse_temperature), float(min_var), *moments.rj.shape, torch.get_num_threads())
-        _call("em_parent", moments.rj, moments.S, _given(beta_a), _given(beta_u), None, None, logit, var, *sizes)
+        call("em_parent", moments.rj, moments.S, given(beta_a), given(beta_u), None, None, logit, var, *sizes)
 
     def em_grad(
         self, moments: Moments, last_m: Tensor, beta_a: Tensor, beta_u: Tensor, inverse_temperature: float,
@@ -192,57 +170,11 @@ class Cpu:
     ) -> None:  # fmt: skip
         rj, m, S = moments
         sizes = (float(inverse_temperature), float(min_var), *rj.shape, torch.get_num_threads())
-        betas, last = (_given(beta_a), _given(beta_u)), result or [None] * 3
-        _call("em_grad_parent", rj, S, m, last_m, *betas, *last, *U, *g, terms, iters, t, glogit, *sizes)
+        betas, last = (given(beta_a), given(beta_u)), result or [None] * 3
+        call("em_grad_parent", rj, S, m, last_m, *betas, *last, *U, *g, terms, iters, t, glogit, *sizes)
 
 
 @constant
 def why_no_library() -> str | None:
     """Return why there are no CPU kernels on this machine, or None if there are."""
     return loader.why_no_library()
-
-
-# --- from Python to C ---------------------------------------------------------------------------------------------
-
-
-def _given(x: Tensor) -> Tensor:
-    """Return the user's tensor in the layout and type that the kernels read."""
-    return x.to(torch.float32).contiguous()
-
-
-def _call(name: str, *arguments: Any) -> None:
-    """Call a C function: tensors go as pointers, numbers as int64_t or double, Votes and priors as structures."""
-    kept: list[Any] = []  # keeps the memory that C reads alive until the call returns
-    getattr(library(), name)(*[_as_c(argument, kept) for argument in arguments])
-
-
-def _as_c(argument: Any, kept: list[Any]) -> Any:
-    if isinstance(argument, Tensor):
-        return ctypes.c_void_p(_pointer(argument))
-    if argument is None:
-        return None
-    if isinstance(argument, int):
-        return ctypes.c_int64(argument)
-    if isinstance(argument, float):
-        return ctypes.c_double(argument)
-    structure = _votes(argument) if isinstance(argument, Votes) else _prior(argument, kept)
-    kept.append(structure)
-    return ctypes.byref(structure)
-
-
-def _pointer(x: Tensor) -> int:
-    if not x.is_contiguous() or x.device.type != "cpu":
-        raise ValueError(f"expected a contiguous tensor on the CPU, got strides {x.stride()} on {x.device}")
-    return x.data_ptr()
-
-
-def _votes(v: Votes) -> _Votes:
-    pointers = [None if x is None else _pointer(x) for x in v[:7]]
-    return _Votes(*pointers, *v.sizes, len(v.W), v.parents.shape[1], v.types, torch.get_num_threads())
-
-
-def _prior(prior: PriorTensors, kept: list[Any]) -> _VBPrior:
-    tensors = [_given(x) for x in (prior.alpha0, prior.kappa0, prior.nu0, prior.inv_psi0)]
-    kept.extend(tensors)
-    steps = (*(x.ndim for x in tensors[:3]), 16 * (tensors[3].ndim - 1))  # 0 where all types share it
-    return _VBPrior(*map(_pointer, tensors), *steps)
