@@ -70,6 +70,11 @@ def read_blocks(text: str) -> list[Block]:
     return blocks
 
 
+def own_pictures(text: str) -> list[str]:
+    """Return the names of the PNG files in its own folder that a page shows; its code makes them."""
+    return re.findall(r"!\[[^]]*\]\(([\w-]+\.png)\)", text)
+
+
 @contextmanager
 def module_of(page: Path) -> Iterator[dict[str, Any]]:
     """Give the names of a new module for the page's Python, which pickles and annotations find while it is open."""

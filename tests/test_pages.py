@@ -75,6 +75,8 @@ def execute_command(words: list[str]) -> str:
 @pytest.mark.parametrize("name", having("python"))
 def test_python_runs_in_its_order(name, alone):
     execute(PAGES[name], BLOCKS[name])
+    if name.startswith("docs/tutorials/"):
+        assert [one for one in pages.own_pictures(PAGES[name].read_text()) if not Path(one).exists()] == []
 
 
 @pytest.mark.parametrize("name", having(*pages.SHELL))
