@@ -97,6 +97,13 @@ def test_commands_in_sentences_exist(name):
     assert set(re.findall(r"(?<!`)`vbcaps\s+([a-z]\w*)", PAGES[name].read_text())) <= known
 
 
+def test_python_that_is_skipped_compiles():
+    for name, blocks in BLOCKS.items():
+        for block in blocks:
+            if block.skipped and block.language == "python":
+                compile("\n" * (block.line - 1) + block.code, name, "exec")
+
+
 def test_few_blocks_are_skipped():
     skipped = [f"{name}:{b.line}: {b.skipped}" for name, blocks in BLOCKS.items() for b in blocks if b.skipped]
     assert len(skipped) <= SKIPPED, skipped

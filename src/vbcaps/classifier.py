@@ -7,7 +7,7 @@ import copy
 import dataclasses
 import math
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,11 @@ from torch import Tensor
 
 from vbcaps.data import Dataset, Split
 from vbcaps.data.resize import resize
+from vbcaps.training.events import Event, Hook
 from vbcaps.training.loop import Interrupted, fit, pick_device
 from vbcaps.training.own_images import EPOCHS, SIDES, STEPS, fitting_batch
 from vbcaps.training.recipe import Recipe, not_for
 from vbcaps.training.recipes import recipe as named_recipe
-from vbcaps.training.runlog import Event
 from vbcaps.weights.model import Model
 
 NAME = "arrays"  # of the data in recipes and weights files
@@ -111,7 +111,7 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
         device: str = "auto",
         random_state: int | np.random.RandomState | None = None,
         verbose: bool | int = False,
-        on_event: Callable[[Event], None] | None = None,
+        on_event: Hook | None = None,
     ):
         self.recipe = recipe
         self.epochs = epochs

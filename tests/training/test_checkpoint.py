@@ -122,7 +122,7 @@ def test_a_run_that_goes_on_keeps_the_command_it_began_with(tmp_path, tiny_data,
 
 def test_an_epoch_interrupted_after_its_last_step_has_a_speed(tmp_path, tiny_data):
     def interrupt(event: Event) -> None:
-        if event.step == event.steps:
+        if event.kind == "step" and event.step == event.steps:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Interrupted):

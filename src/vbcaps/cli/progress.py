@@ -9,7 +9,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from vbcaps.cli.report import console, duration, percent, say
 
 if TYPE_CHECKING:
-    from vbcaps.training.loop import Event
+    from vbcaps.training.events import Event
 
 EVERY = 30.0  # seconds after which a plain line is written within an epoch
 

@@ -18,7 +18,7 @@ from vbcaps.training.recipe import Recipe
 from vbcaps.training.runfolder import resolved
 
 if TYPE_CHECKING:
-    from vbcaps.training.loop import Event
+    from vbcaps.training.events import Event, Hook
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -45,6 +45,10 @@ def train(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", metavar="", help="also write TensorBoard's event files")
     ] = False,
+    hook: Annotated[
+        str | None,
+        typer.Option("--on-event", metavar="MODULE:FUNCTION", help="call this function with every event of the run"),
+    ] = None,
     cache: Cache = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", metavar="", help="print nothing but errors")] = False,
     **fields: Any,
@@ -72,6 +76,7 @@ def train(
         from vbcaps.training.loop import Interrupted, Options, fit, fit_seeds
 
         check_device(device)
+        follow = following(hook)
         if resume is not None:
             resume = resolved(resume)
         if chosen is None and source is not None:
@@ -94,6 +99,7 @@ def train(
                     if event.kind == "start" and folder.parent == RUNS:
                         set_latest(folder)
                     display(event)
+                    follow(event)
 
                 options = Options(
                     weights=source,
@@ -114,6 +120,25 @@ def train(
                 draw_run(model, data_folder)
         if not quiet:
             say_results([model.result for model in models if model.result is not None])
+
+
+def following(words: str | None) -> "Hook":
+    """Return the hook that ``--on-event`` names; its exceptions end the run with a sentence."""
+    from vbcaps.training.events import named_hook
+    from vbcaps.training.files import RunError
+
+    if words is None:
+        return lambda event: None
+    hook = named_hook(words)
+
+    def follow(event: "Event") -> None:
+        try:
+            hook(event)
+        except Exception as error:
+            where = f"{event.folder} is saved, and --resume continues it"
+            raise RunError(f"--on-event {words} raised {type(error).__name__}: {error}; {where}") from error
+
+    return follow
 
 
 def fine_tuning_of(source: str, wanted: dict[str, Any]) -> Recipe:

@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,12 +21,13 @@ from vbcaps.kernels.cpu.launch import why_no_library
 from vbcaps.training.checkpoint import fingerprint
 from vbcaps.training.distributed import Group, join, leave, started_by_torchrun
 from vbcaps.training.evaluate import Evaluation, Scorer, evaluate, summary
+from vbcaps.training.events import Event, Hook
 from vbcaps.training.files import RunError
 from vbcaps.training.learner import NEVER, Learner, NonFinite, Totals, diagnose
 from vbcaps.training.recipe import Recipe
 from vbcaps.training.recipes import recipe as named_recipe
 from vbcaps.training.runfolder import seed_folders
-from vbcaps.training.runlog import Board, Data, Event, Result, RunLog, check_folder
+from vbcaps.training.runlog import Board, Data, Result, RunLog, check_folder
 from vbcaps.uncertainty.predictive import fit_temperature
 from vbcaps.vae import CapsVAE
 from vbcaps.weights.model import Model
@@ -67,7 +68,7 @@ class Options(TypedDict, total=False):
     resume: bool
     deterministic: bool
     tensorboard: bool
-    on_event: Callable[[Event], None] | None
+    on_event: Hook | None
 
 
 def fit(
@@ -81,7 +82,7 @@ def fit(
     resume: bool = False,
     deterministic: bool = True,
     tensorboard: bool = False,
-    on_event: Callable[[Event], None] | None = None,
+    on_event: Hook | None = None,
 ) -> Model:
     """Train a recipe with its seed, test, and return the trained model.
 
@@ -98,7 +99,8 @@ def fit(
         resume: resume from the state in the folder, which no longer needs ``weights``; a finished run is not repeated.
         deterministic: give the same bits for the same seed on the same device, cuDNN's convolutions included.
         tensorboard: also write TensorBoard's event files.
-        on_event: a function that receives progress. Under torchrun only the first process calls it, and writes.
+        on_event: a function that is called with each ``Event`` of the run (``vbcaps.training.events``). If it raises
+            an exception, the run is saved and ends. Under torchrun only the first process calls it, and writes.
 
     Returns:
         The model, on the device and in eval mode; ``model.result`` has the test error, and the files of the run.
@@ -168,7 +170,7 @@ def _fit(
     resume: bool = False,
     deterministic: bool = True,
     tensorboard: bool = False,
-    on_event: Callable[[Event], None] | None = None,
+    on_event: Hook | None = None,
 ) -> list[Model]:
     """Train recipes that differ in their seeds, each in its folder, which is ``out`` itself or lies in it."""
     recipes = recipes if data is None else [trained_on(data, recipe) for recipe in recipes]
@@ -233,7 +235,7 @@ def train(
     resume: bool,
     tensorboard: bool,
     stop: "Stop",
-    send: Callable[[Event], None],
+    send: Hook,
 ) -> Generator[None, None, Model]:
     """Train one seed. The generator yields after every step, so that several seeds can share a GPU."""
     begin = None if start is None else partial(start, classes=data.classes)
@@ -241,6 +243,11 @@ def train(
     log = RunLog(recipe, folder, data, learner, None if start is None else start.about)
     try:
         return (yield from loop(learner, log, resume, tensorboard, stop, send))
+    except Exception as error:
+        if not (folder / "result.json").exists():
+            with suppress(Exception):  # the error that stopped the run is the one to raise
+                send(log.event("stop", message=f"{type(error).__name__}: {error}"))
+        raise
     finally:
         log.close()
         learner.disconnect()
@@ -252,7 +259,7 @@ def loop(
     resume: bool,
     tensorboard: bool,
     stop: "Stop",
-    send: Callable[[Event], None],
+    send: Hook,
 ) -> Generator[None, None, Model]:
     """Train all epochs, validate and write files after each epoch, and test at the end."""
     recipe, folder, data, group = log.recipe, log.folder, log.data, log.group
@@ -274,7 +281,13 @@ def loop(
             learner()
             yield
             if learner.step % every == 0 or (stop.signal and group.size == 1):
-                send(log.event("step", sound(learner, log)))
+                event = log.event("step", sound(learner, log))
+                try:
+                    send(event)
+                except Exception:
+                    if group.size == 1:
+                        log.save()
+                    raise
                 wish = group.largest(2 if stop.signal else int(log.due()), data.train.labels.device)
                 if wish:
                     log.save()

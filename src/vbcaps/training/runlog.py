@@ -14,6 +14,7 @@ from vbcaps.models import current_names
 from vbcaps.training.checkpoint import State, check_same, pack_state, unpack_state
 from vbcaps.training.environment import commit, environment, with_resumption
 from vbcaps.training.evaluate import Evaluation
+from vbcaps.training.events import Event, Kind
 from vbcaps.training.files import RunError, Writer, check_writable, lock, read_json, write, write_json
 from vbcaps.training.learner import NEVER, Learner, Totals
 from vbcaps.training.recipe import Recipe
@@ -61,26 +62,6 @@ class Result:
         return dataclasses.asdict(self) | dict(
             folder=self.folder.name, recipe=self.recipe.to_json(), weights=self.weights.name
         )
-
-
-class Event(NamedTuple):
-    """Progress of a run, for display."""
-
-    kind: str  # start, step, epoch, end; note: a sentence; decode: images of a large folder, `step` of `steps`
-    seed: int
-    folder: Path
-    epoch: int = 0  # the present one, from 1
-    epochs: int = 0
-    step: int = 0  # steps done in this epoch
-    steps: int = 0
-    loss: float | None = None  # of the epoch so far
-    error: float | None = None  # on its training images
-    validation: float | None = None  # error
-    lr: float = 0.0
-    images_per_second: float = 0.0
-    eta: float = 0.0  # seconds
-    message: str = ""
-    result: Result | None = None
 
 
 def check_folder(recipe: Recipe, folder: Path, resume: bool) -> None:
@@ -385,7 +366,7 @@ class RunLog:
 
     def event(
         self,
-        kind: str,
+        kind: Kind,
         totals: Totals | None = None,
         validation: float | None = None,
         message: str = "",
@@ -402,7 +383,7 @@ class RunLog:
         return Event(
             kind, self.recipe.seed, self.folder, learner.epoch + (not ended), epochs,
             learner.steps if ended else learner.step, learner.steps, loss, error, validation, self.lr(), speed, eta,
-            message, result,
+            message, result, self.recipe, dict(self.rows[-1]) if kind == "epoch" else None,
         )  # fmt: skip
 
 
