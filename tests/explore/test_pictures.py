@@ -121,7 +121,7 @@ def huge_header(width: int, height: int) -> bytes:
         return struct.pack(">I", len(content)) + body + struct.pack(">I", zlib.crc32(body))
 
     head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    pixels = zlib.compress(bytes(width + 1) * 4)
+    pixels = zlib.compress(bytes(1000))
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
 
 
