@@ -3,6 +3,7 @@
 import csv
 import gc
 import os
+import platform
 import statistics
 import subprocess
 import sys
@@ -133,6 +134,16 @@ def here(device: torch.device) -> dict[str, str]:
     return dict(
         commit=commit, device=name, torch=torch.__version__, triton=version, date=time.strftime("%Y-%m-%d")
     )  # fmt: skip
+
+
+def processor() -> str:
+    """Return the name that the processor gives itself."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def described() -> str:

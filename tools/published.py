@@ -1,14 +1,16 @@
 """List the trained networks in src/vbcaps/weights/published.json: size, SHA-256, dataset and test error of each file.
 
-python tools/published.py [--check]
+python tools/published.py [--check | --copy-to FOLDER]
 
 The files are those in the package and in weights/. `vbcaps.load` holds what it fetches to this list, so run this script
-after any of these files changed; with --check it writes nothing, and fails where it would.
+after any of these files changed; with --check it writes nothing, and fails where it would. --copy-to checks the list,
+too, and copies all files to a folder, from where a release publishes them.
 """
 
 import argparse
 import hashlib
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,19 +22,29 @@ FOLDERS = (PACKAGE, ROOT / "weights")
 
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if the list is stale")
-    check = parser.parse_args(words).check
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--check", action="store_true", help="write nothing; fail if the list is stale")
+    only.add_argument("--copy-to", type=Path, metavar="FOLDER", help="copy all files there; fail if the list is stale")
+    arguments = parser.parse_args(words)
     new, path = listed(), PACKAGE / "published.json"
-    if path.exists() and path.read_text() == new:
-        return
-    if check:
-        sys.exit(f"{path.name} is stale: run python tools/published.py")
-    path.write_text(new)
+    if not path.exists() or path.read_text() != new:
+        if arguments.check or arguments.copy_to:
+            sys.exit(f"{path.name} is stale: run python tools/published.py")
+        path.write_text(new)
+    if arguments.copy_to:
+        arguments.copy_to.mkdir(parents=True, exist_ok=True)
+        for file in weights_files():
+            shutil.copy(file, arguments.copy_to)
+
+
+def weights_files() -> list[Path]:
+    """Return all weights files, by name."""
+    return sorted((path for folder in FOLDERS for path in folder.glob("*.safetensors")), key=lambda path: path.stem)
 
 
 def listed() -> str:
     """Return the list as JSON."""
-    files = sorted((path for folder in FOLDERS for path in folder.glob("*.safetensors")), key=lambda path: path.stem)
+    files = weights_files()
     if twice := [path.stem for path in files if all((folder / path.name).exists() for folder in FOLDERS)]:
         sys.exit(f"{twice[0]} is in the package and in weights/: keep one")
     return json.dumps({path.stem: facts(path) for path in files}, indent=1) + "\n"

@@ -174,3 +174,14 @@ def test_the_list_is_that_of_the_files_of_this_checkout(monkeypatch):
     inside = {path.stem for path in find.FOLDER.glob("*.safetensors")}
     assert {"fashion", "fashion_laptop", "vae_mnist"} <= inside < set(vbcaps.list_models())
     assert all(find.is_published(find.present(name)[0]) for name in vbcaps.list_models())
+
+
+def test_a_release_gets_every_listed_file(monkeypatch, tmp_path):
+    monkeypatch.undo()
+    command = [sys.executable, ROOT / "tools" / "published.py", "--copy-to", tmp_path / "new"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    listed = json.loads((find.FOLDER / "published.json").read_text())
+    assert {path.name: path.stat().st_size for path in (tmp_path / "new").iterdir()} == {
+        f"{name}.safetensors": facts["size"] for name, facts in listed.items()
+    }
