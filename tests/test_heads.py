@@ -385,12 +385,6 @@ def test_a_real_network_of_timm():
     assert net(torch.randn(2, 2, 96, 96)).logits.shape == (2, 3)
 
 
-def test_without_timm_an_error_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(ImportError, match=r"backbone='resnet18' needs timm .*pip install 'vbcaps\[timm\]'"):
-        BackboneCapsNet("resnet18", 3)
-
-
 # --- errors -----------------------------------------------------------------------------------------------------
 
 

@@ -151,9 +151,8 @@ class ConvCaps(nn.Module):
         gain, noise: see ``init``.
         norm_pose: normalise the posterior means of each type with BatchNorm without affine (as in the released code).
         norm_logit: normalise the logits of each type with BatchNorm without affine (as in the released code).
-        backend: ``"auto"`` takes the fused kernels if they cover the call, on a CPU if a C++ compiler is found (the
-            first call on a machine then takes some seconds). Every other name of `vbcaps.kernels.BACKENDS` takes this
-            backend or raises an error; ``"reference"`` is the readable code.
+        backend: ``"auto"`` takes the fused kernels if they cover the call. Every other name of
+            `vbcaps.kernels.BACKENDS` takes this backend or raises an error; ``"reference"`` is the readable code.
 
     Shape:
         - Input: `Capsules` with activations ``n h w in_caps`` and poses ``n h w in_caps p p``.

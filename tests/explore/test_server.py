@@ -177,13 +177,6 @@ def test_a_network_that_is_not_there_ends_the_command():
     assert "fashion" in said
 
 
-def test_without_the_extra_the_command_says_how_to_get_it(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "uvicorn", None)
-    code, said = run("--no-open")
-    assert code == 1
-    assert "pip install 'vbcaps[explore]'" in said
-
-
 def test_the_command_serves_and_opens_the_page(monkeypatch):
     from vbcaps.explore import server
 

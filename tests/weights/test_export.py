@@ -1,7 +1,6 @@
 """Exported networks: their preprocessing, their files in other programs, what the files say, and clear errors."""
 
 import json
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -141,12 +140,6 @@ def test_every_network_of_the_package_in_onnxruntime(name, tmp_path):
 def test_what_onnx_does_not_have_is_said(tmp_path):
     with pytest.raises(ValueError, match=r"Cholesky factorisations.*format='torch-export' has them"):
         untrained(precision="full").export(tmp_path / "net.onnx")
-
-
-def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(RunError, match=r"needs onnxscript: pip install 'vbcaps\[onnx\]'"):
-        untrained().export(tmp_path / "net.onnx")
 
 
 def test_a_file_that_gives_something_else_is_not_written(tmp_path, monkeypatch):

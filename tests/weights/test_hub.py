@@ -127,13 +127,6 @@ def test_wrong_names_and_options(tmp_path):
         Model.from_pretrained("a/b", revison="main")
 
 
-def test_without_the_package_the_extra_is_named(monkeypatch):
-    monkeypatch.delitem(sys.modules, "vbcaps.weights.hub", raising=False)
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(RunError, match=r"needs huggingface_hub: pip install 'vbcaps\[hub\]'"):
-        Model.from_pretrained("a/b")
-
-
 # --- a server --------------------------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from vbcaps.cli.arguments import DataFolder, clear_errors
-from vbcaps.cli.report import complain, console, say
+from vbcaps.cli.report import console, say
 
 
 def explore(
@@ -20,12 +20,6 @@ def explore(
     data_folder: DataFolder = None,
 ) -> None:
     """Show in the browser how capsules route an image: votes, posteriors, and what they say of it."""
-    try:
-        import starlette  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        complain(f"the explorer needs {error.name}: pip install 'vbcaps[explore]'")
-        raise typer.Exit(1) from error
     with clear_errors():
         from vbcaps.explore.answers import Explorer
         from vbcaps.explore.networks import Networks

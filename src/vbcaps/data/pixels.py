@@ -212,7 +212,7 @@ def _tiff(path: Path) -> Iterator[Any]:
         import tifffile
     except ImportError:
         raise DataError(
-            f"{path}: has channels, bits or pages that Pillow does not read: pip install 'vbcaps[tiff]'"
+            f"{path}: has channels, bits or pages that only tifffile reads: pip install 'vbcaps[tiff]'"
         ) from None
     try:
         with tifffile.TiffFile(path) as file:

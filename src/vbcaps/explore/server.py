@@ -14,18 +14,22 @@ from collections.abc import Awaitable, Callable
 from importlib import resources
 from typing import Any
 
-import uvicorn
-from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
 from vbcaps.explore.answers import Explorer
 from vbcaps.explore.networks import framed, shown_side
 from vbcaps.explore.pictures import MOST_BYTES, Refused, as_png, read_upload
+from vbcaps.training.files import RunError
 from vbcaps.weights.inputs import PICTURES, side_of
+
+try:
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import JSONResponse, Response
+    from starlette.routing import Route
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+except ImportError as missing:
+    raise RunError(f"the explorer needs {missing.name}: pip install 'vbcaps[explore]'") from missing
 
 HOST = "127.0.0.1"
 HOSTS = re.compile(r"(127\.0\.0\.1|localhost)(:\d+)?")  # by which a browser may call the server

@@ -119,8 +119,10 @@ def backend_named(name: str) -> "Backend":
     """Return the backend ``"triton"``, ``"cpu"`` or ``"plain"``, imported on first use."""
     if name not in _LOADED:
         if name == "triton":
-            from vbcaps.kernels.triton.launch import Triton
-
+            try:
+                from vbcaps.kernels.triton.launch import Triton
+            except ImportError as error:
+                raise ValueError("backend='triton' needs triton: pip install 'vbcaps[gpu]'") from error
             _LOADED[name] = Triton()
         elif name == "cpu":
             from vbcaps.kernels.cpu.launch import Cpu

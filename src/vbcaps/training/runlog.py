@@ -393,8 +393,8 @@ class Board:
     def __init__(self, folder: Path, epoch: int):
         try:
             from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise RunError("tensorboard is not installed: pip install tensorboard, or leave the flag out") from None
+        except ImportError as error:
+            raise RunError("TensorBoard's files need tensorboard: pip install 'vbcaps[tensorboard]'") from error
         self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=epoch + 1)
 
     def write(self, row: dict[str, Any]) -> None:
