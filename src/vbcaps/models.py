@@ -5,7 +5,7 @@ Axes: n image, j class, p p pose matrix.
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vbcaps.layers import Capsules, ClassCaps, ConvCaps, LayerTrace, PrimaryCaps, check_counts
 from vbcaps.norm import BatchNorm2d
 
+Value = TypeVar("Value")
 STEMS = ("conv", "residual")
 IMAGE_SIZES = range(20, 257)
 
@@ -134,7 +135,7 @@ class NetworkTrace(NamedTuple):
     output: Capsules
 
 
-def current_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def current_names(tensors: Mapping[str, Value]) -> dict[str, Value]:
     """Rename the parameters of a state dict that an earlier version wrote to their present names.
 
     The factor on the class logits was ``scale`` of the network; it is ``class_caps.scale``. Names may have any prefix

@@ -30,6 +30,7 @@ from vbcaps.training.runfolder import seed_folders
 from vbcaps.training.runlog import Board, Data, Result, RunLog, check_folder
 from vbcaps.uncertainty.predictive import fit_temperature
 from vbcaps.vae import CapsVAE
+from vbcaps.weights.header import check_classes
 from vbcaps.weights.model import Model
 from vbcaps.weights.transfer import Start
 
@@ -400,6 +401,7 @@ def prepare(
         dataset = load_dataset(own, size=size, whole=whole, axes=recipe.axes, progress=progress)
     else:
         dataset = load_dataset(recipe.dataset, folder, recipe.image_size)
+    check_classes(dataset.classes)  # now: the weights files of this training must be readable
     train, test = dataset.train, dataset.test
     familiar: Split | None = None
     if recipe.viewpoint is not None:

@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import math
+import re
 import types
 import typing
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ if TYPE_CHECKING:  # PyTorch takes seconds to import, and a recipe can be listed
     from vbcaps.prior import Prior
     from vbcaps.vae import Network
 
+# Characters that a terminal obeys (escape sequences begin with one of these), that turn or break a line of text, and
+# halves of characters, which cannot be printed.
+OBEYED = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 # The allowed words of a field; a test compares them with the modules that implement them.
 CHOICES: dict[str, tuple[str, ...]] = dict(
     dataset=tuple(FACTS),
@@ -347,6 +351,8 @@ class Recipe:
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Recipe":
         """Return the recipe of a run or weights file; it may have fields of an earlier version if they are off."""
+        if not isinstance(fields, dict):
+            raise ValueError(f"a recipe must have fields, got {ascii(fields)[:60]}")
         kinds, fields = field_types(), without_removed(fields)
         for field in fields:
             if field not in kinds:
@@ -405,3 +411,5 @@ def _check_type(field: str, value: object, kind: Any) -> None:
     if not good or (kind is float and not math.isfinite(value)):  # type: ignore[arg-type]
         word = {int: "a whole number", float: "a number", bool: "True or False", str: "a word"}[kind]
         raise ValueError(f"{field} must be {word}, got {value!r}")
+    if isinstance(value, str) and OBEYED.search(value):
+        raise ValueError(f"{field} must have no control characters, got {value!a}")

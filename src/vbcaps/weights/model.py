@@ -24,7 +24,7 @@ from vbcaps.uncertainty.scores import check_densities
 from vbcaps.vae import Network, Reconstruction
 from vbcaps.weights import decode, find
 from vbcaps.weights.fetch import Progress
-from vbcaps.weights.file import Contents, pack_weights, read_weights
+from vbcaps.weights.file import Contents, NoDraws, pack_weights, read_weights
 from vbcaps.weights.inputs import frame_of, read_pixels, side_of
 from vbcaps.weights.tensors import copy_tensors
 from vbcaps.weights.transfer import class_names, transfer, view_of
@@ -388,7 +388,7 @@ def model_of(
 ) -> Model:
     """Return the model in a weights file, in eval mode, without a change to torch's random state."""
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), NoDraws():
             net = contents.recipe.net(contents.in_channels, len(contents.classes))
     except (TypeError, ValueError) as error:
         raise RunError(f"{file} has a header that this version ({vbcaps.__version__}) cannot read: {error}") from error
