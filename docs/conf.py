@@ -22,6 +22,7 @@ extensions = [
     "sphinx_copybutton",
     "docstrings",
     "links",
+    "pictures",
 ]
 exclude_patterns = ["_build", "_sphinx", "_static"]
 
