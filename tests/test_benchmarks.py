@@ -173,6 +173,22 @@ def test_layouts(run):
     assert [row["layout"] for row in rows] == ["nine_axes", "by_child", "batch_last", "by_parent"]
 
 
+# --- folder.py --------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_decoded_and_trained_on(run, monkeypatch, tmp_path):
+    folder = importlib.import_module("folder")
+    monkeypatch.setattr(folder.store, "IN_MEMORY", folder.store.IN_MEMORY)  # which the parts set
+    monkeypatch.setenv("VBCAPS_CACHE", str(tmp_path / "decoded"))
+    monkeypatch.setattr(folder, "alone", lambda part, at, side: folder.measured(lambda: folder.PARTS[part](at, side)))
+    (row,) = run("folder", "--images", 200, "--side", 32, "--folder", tmp_path)
+    assert len(list(tmp_path.glob("decoded/images-32-*/*.npy"))) == 1
+    assert row["images"] == "200"
+    assert float(row["decoded_MB"]) == pytest.approx(200 * 3 * 32**2 / 1e6, abs=0.5)
+    assert float(row["cpu_us_per_image"]) > 10
+    assert 50 < float(row["train_own_MB"]) < float(row["train_mapped_MB"])
+
+
 # --- plot.py ----------------------------------------------------------------------------------------------------
 
 

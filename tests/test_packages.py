@@ -1,5 +1,6 @@
 """What wheel and source archive hold. `scripts/packages` builds and installs the real ones, which takes minutes."""
 
+import importlib
 import os
 import shutil
 import subprocess
@@ -18,6 +19,16 @@ CPU = Path("src/vbcaps/kernels/cpu")
 LARGEST = 8_000_000  # bytes of a wheel
 KERNELS = 500_000  # of them for libraries
 
+KERNEL = """
+#if defined(__AVX512F__)
+extern "C" int in_NAME() { return 512; }
+#elif defined(__AVX2__)
+extern "C" int in_NAME() { return 2; }
+#else
+extern "C" int in_NAME() { return 1; }
+#endif
+"""
+
 pytest.importorskip("setuptools", minversion="77")
 
 
@@ -32,7 +43,7 @@ def checkout(tmp_path):
         shutil.copy(ROOT / name, here / name)
     shutil.copy(ROOT / CPU / "build.py", here / CPU)
     for name in (*build.SOURCES, *build.HEADERS):
-        (here / CPU / name).write_text(f'extern "C" int in_{Path(name).stem}() {{ return 1; }}\n')
+        (here / CPU / name).write_text(KERNEL.replace("NAME", Path(name).stem))
     (package / "weights" / "inside.safetensors").write_bytes(b"inside")
     (package / "weights" / "published.json").write_text("{}")
     (package / "weights" / "notes.txt").touch()
@@ -83,6 +94,22 @@ def test_a_source_archive_has_all_that_a_wheel_is_built_from(checkout):
         assert (CPU / name).as_posix() in names
     assert {"setup.py", "pyproject.toml", "src/vbcaps/weights/inside.safetensors"} <= {*names}
     assert not any("outside" in name for name in names)
+
+
+@pytest.mark.skipif(build.find_compiler() is None, reason="needs a C++ compiler")
+def test_packages_are_checked(checkout, monkeypatch):
+    """What `scripts/packages` checks before it installs anything."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    packages = importlib.import_module("packages")
+    pytest.importorskip("twine")
+    pytest.importorskip("check_wheel_contents")
+    (wheel, _), (archive, _) = make(checkout, "wheel"), make(checkout, "sdist")
+    packages.check(archive, wheel)
+    monkeypatch.setattr(packages, "LARGEST", 1000)
+    with pytest.raises(SystemExit, match="more than 1000"):
+        packages.check(archive, wheel)
+    with pytest.raises(SystemExit, match="py3-none and a platform"):
+        packages.check(archive, wheel.rename(wheel.with_name("vbcaps-0.2.0-py3-none-any.whl")))
 
 
 def test_a_wheel_stays_small():
