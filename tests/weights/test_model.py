@@ -126,6 +126,11 @@ def test_weights_that_were_changed_by_hand_do_not_claim_the_error_of_those_befor
     assert "test_error" not in kept.about
     assert "begun with fashion_small" in str(kept)
     assert "trained by hand since" in str(kept)
+    other = vbcaps.load("fashion_small", num_classes=3)
+    with torch.no_grad():
+        next(other.parameters()).add_(0.1)
+    assert other.origin() == "by hand, begun with fashion_small"
+    assert vbcaps.load(other.save(tmp_path / "other.safetensors")).about["began_with"] == dict(weights="fashion_small")
 
 
 def test_it_tells_its_classes_and_device():

@@ -206,7 +206,7 @@ class Model(nn.Module):
         path = Path(path)
         about, densities = self.about, self.densities
         if self.changed():  # these belong to other weights
-            about, densities = dict(began_with=dict(weights=self.name), trained="by hand"), {}
+            about, densities = dict(began_with=dict(weights=self._before()), trained="by hand"), {}
         write(path, pack_weights(self.net, self.recipe, self.classes, self.view, about, densities))
         return path
 
@@ -280,11 +280,16 @@ class Model(nn.Module):
             return self.recipe.name
         return self.file.stem if find.belongs(self.file) else str(self.file)
 
+    def _before(self) -> str:
+        """Return the name of the weights that the model had before they were changed."""
+        began = self.about.get("began_with") if self.file is None else None
+        return began["weights"] if began else self.name
+
     def origin(self) -> str:
         """Return where the weights come from and how they were trained, in one line."""
         r, about = self.recipe, self.about
         if self.changed():
-            return f"by hand, begun with {self.name}"
+            return f"by hand, begun with {self._before()}"
         said = []
         if "epoch" in about:
             said.append(f"{about['epoch']} epoch{'s' if about['epoch'] > 1 else ''} of {r.name}")
