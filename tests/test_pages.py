@@ -5,8 +5,10 @@
 
 import contextlib
 import io
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pages
@@ -69,7 +71,10 @@ def execute_command(words: list[str]) -> str:
         result = CliRunner().invoke(app, words[1:], env={"COLUMNS": "120"})
         assert result.exit_code == 0, f"{' '.join(words)}\n{result.output}"
         return result.output
-    return subprocess.run(["bash", "-c", " ".join(words)], check=True, stdout=subprocess.PIPE, text=True).stdout
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # torchrun, vbcaps
+    environment = os.environ | dict(PATH=programs)
+    bash = ["bash", "-c", " ".join(words)]
+    return subprocess.run(bash, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
 
 
 @pytest.mark.parametrize("name", having("python"))
