@@ -1,17 +1,16 @@
 """The command line's flags for a recipe: one flag for each field of the dataclass, with its type and help."""
 
-import contextlib
 import dataclasses
 import inspect
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
-from vbcaps.training.recipe import CHOICES, Recipe, field_types, nearest, not_for
+from vbcaps.training.recipe import CHOICES, Recipe, field_types, left_behind, nearest
 from vbcaps.training.recipes import RECIPES
+from vbcaps.training.words import value_of, without_none
 
 NOT_FLAGS = ("name",)  # it is the argument RECIPE
 GROUPS = dict(
@@ -50,18 +49,9 @@ def changed(name: str, fields: dict[str, Any]) -> Recipe:
         )
     recipe = RECIPES[name]()
     try:
-        return recipe.with_fields(**_left_behind(recipe, fields) | fields)
+        return recipe.with_fields(**left_behind(recipe, fields) | fields)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint=f"recipe '{name}'") from error
-
-
-def _left_behind(recipe: Recipe, fields: dict[str, Any]) -> dict[str, Any]:
-    """Return defaults for the recipe's fields that another network or routing does not have."""
-    if "network" not in fields and "routing" not in fields:
-        return {}
-    network, routing = fields.get("network", recipe.network), fields.get("routing", recipe.routing)
-    left = {field: getattr(Recipe, field) for field in not_for(network, routing)}
-    return left | dict(loss_on="logits") if network == "cnn" else left
 
 
 def _flag(field: dataclasses.Field, kind: Any, group: str) -> inspect.Parameter:
@@ -72,7 +62,7 @@ def _flag(field: dataclasses.Field, kind: Any, group: str) -> inspect.Parameter:
     if kind is bool:
         annotation = Annotated[bool | None, typer.Option(f"{name}/--no{name[1:]}", metavar="", **about)]
     else:
-        one, optional = _kind(kind)
+        one, optional = without_none(kind)
         about |= dict(metavar=_metavar(one), parser=parser_of(kind))
         words = [*CHOICES.get(field.name, ()), *(["none"] if optional else [])]
         about["help"] += f" ({', '.join(words)})" if words else ""
@@ -84,37 +74,16 @@ def _metavar(kind: Any) -> str:
     return f"{WORDS[get_args(kind)[0]]},..." if get_origin(kind) is tuple else WORDS[kind]
 
 
-def _kind(kind: Any) -> tuple[Any, bool]:
-    """Return a field's type without None, and whether the field may be None."""
-    optional = isinstance(kind, types.UnionType)
-    (one,) = (member for member in get_args(kind) if member is not type(None)) if optional else (kind,)
-    return one, optional
-
-
 def parser_of(kind: Any) -> Callable[[Any], Any]:
     """Return a function from a word to a value of that type; the recipe checks whether the value is allowed."""
-    kind, optional = _kind(kind)
 
     def parse(text: Any) -> Any:
         if not isinstance(text, str):  # typer calls this again with the parsed value
             return text
-        if optional and text.lower() == "none":
-            return NONE
-        if get_origin(kind) is tuple:
-            words = [] if text.lower() == "none" else text.strip("()[] ").split(",")
-            return tuple(_value(word.strip(), get_args(kind)[0]) for word in words)
-        return _value(text, kind)
+        try:
+            value = value_of(text, kind)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+        return NONE if value is None else value
 
     return parse
-
-
-def _value(word: str, kind: type) -> Any:
-    try:
-        return kind(word)
-    except ValueError:
-        what, near = "a number", ""
-        if kind is int:
-            what = "a whole number"
-            with contextlib.suppress(ValueError, OverflowError):
-                near = f"; did you mean {round(float(word))}?"
-        raise typer.BadParameter(f"{word!r} is not {what}{near}") from None

@@ -44,6 +44,7 @@ from vbcaps.cli.report import (
 )  # fmt: skip
 from vbcaps.cli.routing import routing
 from vbcaps.cli.runs import newest_run
+from vbcaps.cli.sweep import sweep
 from vbcaps.cli.uncertainty import uncertainty
 from vbcaps.cli.weights import weights_app
 from vbcaps.data import FACTS
@@ -64,6 +65,7 @@ app.command("figures", cls=Command)(figures)
 app.command("explore", cls=Command)(explore)
 app.command("export", cls=Command)(export)
 app.command("routing", cls=Command)(routing)
+app.command("sweep", cls=Command)(sweep)
 app.command("uncertainty", cls=Command)(uncertainty)
 
 DRAWN = 60  # images in the picture of `predict`

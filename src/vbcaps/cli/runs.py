@@ -12,8 +12,8 @@ RUNS = Path("runs")
 
 
 @contextmanager
-def new_run(name: str, chosen: Path | None = None, make: bool = True) -> Iterator[Path]:
-    """Yield the folder for a run: ``chosen``, or a new one in ``runs/`` with the next number after its name.
+def new_run(name: str, chosen: Path | None = None, make: bool = True, root: Path = RUNS) -> Iterator[Path]:
+    """Yield the folder for a run: ``chosen``, or a new one in ``root`` with the next number after its name.
 
     Two processes never get the same new folder, since only one of them can create it. A folder that stays empty because
     the run could not begin is removed. Without ``make`` nothing is created, because another process does it.
@@ -21,24 +21,24 @@ def new_run(name: str, chosen: Path | None = None, make: bool = True) -> Iterato
     if chosen is not None:
         yield chosen
         return
-    taken = (re.fullmatch(rf"{re.escape(name)}-(\d+)", path.name) for path in RUNS.glob("*"))
+    taken = (re.fullmatch(rf"{re.escape(name)}-(\d+)", path.name) for path in root.glob("*"))
     number = max((int(match[1]) for match in taken if match), default=0) + 1
-    had_runs = RUNS.exists()
+    had_root = root.exists()
     while make:
         try:
-            (RUNS / f"{name}-{number}").mkdir(parents=True)
+            (root / f"{name}-{number}").mkdir(parents=True)
             break
         except FileExistsError:
             number += 1
-    folder = RUNS / f"{name}-{number}"
+    folder = root / f"{name}-{number}"
     try:
         yield folder
     finally:
         if make:
             with suppress(OSError):  # it has files, as it should
                 folder.rmdir()
-                if not had_runs:
-                    RUNS.rmdir()
+                if not had_root:
+                    root.rmdir()
 
 
 def set_latest(folder: Path) -> None:

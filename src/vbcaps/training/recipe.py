@@ -386,6 +386,15 @@ def not_for(network: str, routing: str) -> tuple[str, ...]:
     return tuple(field for now, owner, fields in owners if now != owner for field in fields)
 
 
+def left_behind(recipe: Recipe, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return defaults for the fields that the recipe's network and routing do not have once ``fields`` are changed."""
+    if "network" not in fields and "routing" not in fields:
+        return {}
+    network, routing = fields.get("network", recipe.network), fields.get("routing", recipe.routing)
+    left = {field: getattr(Recipe, field) for field in not_for(network, routing)}
+    return left | dict(loss_on="logits") if network == "cnn" else left
+
+
 def field_types() -> dict[str, Any]:
     return typing.get_type_hints(Recipe)
 
