@@ -79,7 +79,7 @@ class CapsHead(nn.Module):
             check_counts(largest_map=largest_map)
         self.in_channels, self.num_classes, self.largest_map = in_channels, num_classes, largest_map
         self.caps = tuple(caps)
-        of_primary = {name: options[name] for name in ("pose_size", "norm_pose") if name in options}
+        of_primary = {name: options[name] for name in ("pose_size", "norm_pose", "backend") if name in options}
         routed: dict[str, Any] = dict(routing=routing, routing_options=routing_options) | options
         self.primary_caps = PrimaryCaps(in_channels, caps[0], **of_primary)
         self.conv_caps = nn.ModuleList(

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vbcaps.kernels import BACKENDS, by_type, lay_capsules, route
+from vbcaps.kernels import BACKENDS, parents, primary, route
 from vbcaps.norm import BatchNorm
 from vbcaps.routing import ROUTINGS, Agreement, Mixture, Posterior
 from vbcaps.routing.fields import Fields, conv_fields, coordinates
@@ -57,6 +57,8 @@ class PrimaryCaps(nn.Module):
         out_caps: types of capsule at each position.
         pose_size: p, poses are p x p matrices.
         norm_pose: normalise the poses of each type with BatchNorm (as in the released code).
+        backend: ``"auto"`` normalises by kernels where there are some; ``"reference"`` by PyTorch alone, which allows
+            second derivatives.
 
     Shape:
         - Input: features ``n in_channels h w``.
@@ -69,8 +71,13 @@ class PrimaryCaps(nn.Module):
         (torch.Size([2, 14, 14, 16]), torch.Size([2, 14, 14, 16, 4, 4]))
     """
 
-    def __init__(self, in_channels: int, out_caps: int, *, pose_size: int = 4, norm_pose: bool = True):
+    def __init__(
+        self, in_channels: int, out_caps: int, *, pose_size: int = 4, norm_pose: bool = True, backend: str = "auto"
+    ):
         super().__init__()
+        if backend not in BACKENDS:
+            raise ValueError(f"backend must be one of {BACKENDS}, got {backend!r}")
+        self.backend = backend
         check_counts(in_channels=in_channels, out_caps=out_caps, pose_size=pose_size)
         self.in_channels, self.out_caps, self.pose_size = in_channels, out_caps, pose_size
         self.conv = nn.Conv2d(in_channels, out_caps * (pose_size * pose_size + 1), 1, bias=False)
@@ -83,15 +90,8 @@ class PrimaryCaps(nn.Module):
             raise TypeError(f"PrimaryCaps takes a feature map (n, channels, h, w), got {type(x).__name__}")
         if x.ndim != 4 or x.shape[1] != self.in_channels:
             raise ValueError(f"x must have shape (n, {self.in_channels}, h, w), got {tuple(x.shape)}")
-        c, p = self.out_caps, self.pose_size
-        x = self.conv(x)  # n (c p p) + c h w
-        n, _, h, w = x.shape
-        pose, logit = x.split([c * p * p, c], dim=1)
-        logit = self.norm_a(logit.flatten(2)).reshape(n, c, h, w).permute(0, 2, 3, 1)
-        if self.norm_pose is not None:
-            pose = self.norm_pose(pose.reshape(n, c, -1))
-        pose = pose.reshape(n, c, p, p, h, w).permute(0, 4, 5, 1, 2, 3)
-        return Capsules(lay_capsules(logit.sigmoid()), lay_capsules(pose), logit)
+        a, logit, pose = primary(self.conv(x), self.out_caps, self.norm_a, self.norm_pose, self.backend)
+        return Capsules(a, pose, logit)
 
 
 class LayerTrace(NamedTuple):
@@ -241,7 +241,7 @@ class ConvCaps(nn.Module):
         with without_autocast(caps.activations.device):
             a, pose, W, fields, coordinates, size = self.children_of(caps)
             logit, m, q = route(self.routing, a, pose, W, fields, coordinates, self.backend, posterior)
-            return self.parents_of(logit, m, q, size)
+            return self.parents_of(logit, m, q, size, self.backend)
 
     def trace(self, caps: Capsules) -> LayerTrace:
         """Route ``caps`` by the readable reference, and keep every step of it.
@@ -264,8 +264,8 @@ class ConvCaps(nn.Module):
             activations, votes = in_fields(a, pose, W, fields, coordinates)
             history: list[RoutingResult] = []
             logit, q = self.routing(activations, votes, fields.child, a.shape[1], history)
-            parents = self.parents_of(logit, q.m.unflatten(-1, pose.shape[-2:]), q, size)
-        return LayerTrace(caps, parents, fields, activations, votes, tuple(history), self.padding)
+            found = self.parents_of(logit, q.m.unflatten(-1, pose.shape[-2:]), q, size, "reference")
+        return LayerTrace(caps, found, fields, activations, votes, tuple(history), self.padding)
 
     def children_of(self, caps: Capsules) -> Children:
         """Number the children of the map, padded, and lay a field for each parent over them."""
@@ -278,11 +278,12 @@ class ConvCaps(nn.Module):
         fields = conv_fields(a.shape[1], a.shape[2], self.in_caps, self.kernel_size, self.stride, a.device)
         return Children(a.flatten(1), pose.flatten(1, 3), self.weight.flatten(0, 2), fields, None, size)
 
-    def parents_of(self, logit: Tensor, m: Tensor, q: RoutingResult | None, size: tuple[int, int]) -> Capsules:
+    def parents_of(
+        self, logit: Tensor, m: Tensor, q: RoutingResult | None, size: tuple[int, int], backend: str
+    ) -> Capsules:
         """Normalise the routing's result, ``n l j`` and ``n l j p p``, and return it as a map."""
-        logit = (logit if self.norm_a is None else by_type(self.norm_a, logit)).unflatten(1, size)
-        m = m if self.norm_pose is None else by_type(self.norm_pose, m)
-        return Capsules(logit.sigmoid(), m.unflatten(1, size), logit, q)
+        a, logit, pose = (x.unflatten(1, size) for x in parents(logit, m, self.norm_a, self.norm_pose, backend))
+        return Capsules(a, pose, logit, q)
 
     def check(self, caps: Capsules) -> None:
         """Raise an error that names what is wrong with the children."""
@@ -364,9 +365,11 @@ class ClassCaps(ConvCaps):
         where = coordinates(h, w, self.in_caps, pose.dtype, a.device)
         return Children(a.flatten(1), pose.flatten(1, 3), self.weight.flatten(0, 2), fields, where, (1, 1))
 
-    def parents_of(self, logit: Tensor, m: Tensor, q: RoutingResult | None, size: tuple[int, int]) -> Capsules:
+    def parents_of(
+        self, logit: Tensor, m: Tensor, q: RoutingResult | None, size: tuple[int, int], backend: str
+    ) -> Capsules:
         """Normalise the routing's result, and drop the axis of its only position."""
-        caps = super().parents_of(logit, m, q, size)
+        caps = super().parents_of(logit, m, q, size, backend)
         logits = caps.logits[:, 0, 0] if self.scale is None else caps.logits[:, 0, 0] * self.scale
         return Capsules(logits.sigmoid(), caps.poses[:, 0, 0], logits, None if q is None else without_position(q))
 

@@ -83,7 +83,9 @@ class CapsNet(nn.Module):
             backend=backend,
         )
         self.stem = make_stem(stem, in_channels, self.arch[0])
-        self.primary_caps = PrimaryCaps(self.stem.channels, d1, pose_size=pose_size, norm_pose=norm_pose)
+        self.primary_caps = PrimaryCaps(
+            self.stem.channels, d1, pose_size=pose_size, norm_pose=norm_pose, backend=backend
+        )
         self.conv_caps1 = ConvCaps(d1, d2, 3, stride=2, **options)
         self.conv_caps2 = ConvCaps(d2, d3, 3, stride=1, **options)
         self.class_caps = ClassCaps(d3, num_classes, logit_scale=logit_scale, norm_logit=norm_logit, **options)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vbcaps.kernels import Running, batch_norm
+from vbcaps.kernels.backend import TypeNorm
 from vbcaps.kernels.norm import take_in
 
 
@@ -90,3 +91,10 @@ class BatchNorm(RunningStatistics, nn.BatchNorm1d):
         if single:
             return F.batch_norm(x, self.running_mean, self.running_var, training=False, eps=self.eps)
         return super().forward(x)
+
+    def plan(self, values: int) -> TypeNorm | None:
+        """Return what ``forward`` would do with so many values of each type, or None if only a call can do it: because
+        several processes train together, or because hooks wait for a call."""
+        if self.gather is not None or self._forward_hooks or self._forward_pre_hooks or self._backward_hooks:
+            return None
+        return TypeNorm(self.running(), self.momentum or 0.0, self.eps, self.training and values > 1)

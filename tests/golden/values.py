@@ -46,7 +46,7 @@ def logits(name: str, backend: str) -> Tensor:
     """Return the logits of a shipped network for three fixed images."""
     model = vbcaps.load(name)
     net, view = model.net, model.view
-    for layer in (net.conv_caps1, net.conv_caps2, net.class_caps):
+    for layer in (net.primary_caps, net.conv_caps1, net.conv_caps2, net.class_caps):
         layer.backend = backend
     random = torch.Generator().manual_seed(7)
     images = torch.randint(0, 256, (3, net.in_channels, 48, 48), generator=random, dtype=torch.uint8)

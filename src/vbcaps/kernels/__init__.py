@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from vbcaps.kernels.backend import Backend, Running, Votes, backend_named
+from vbcaps.kernels.backend import Backend, Normaliser, NormedCapsules, Running, Votes, backend_named
 from vbcaps.routing import Agreement, DynamicRouting, EMRouting, Mixture, Posterior, VBRouting
 from vbcaps.routing.fields import Fields
 from vbcaps.routing.votes import in_fields
@@ -115,16 +115,32 @@ def native(x: Tensor) -> Backend:
     return backend_named("triton" if x.is_cuda and HAS_TRITON else "cpu")
 
 
-def lay_capsules(x: Tensor) -> Tensor:
-    """Return activations ``n h w c`` or poses ``n h w c p q`` in the memory order that routing reads."""
-    return native(x).lay_capsules(x)
+def around(x: Tensor, backend: str) -> Backend:
+    """Return the backend that prepares the input of routing and normalises its result."""
+    readable = backend in ("reference", "plain") or torch.compiler.is_exporting() or _transformed()
+    return backend_named("plain") if readable else native(x)
 
 
-def by_type(norm: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Apply a BatchNorm over axis 1 to each type j of ``n l j ...``, in the memory order that routing writes."""
-    if x.ndim == 3:
-        return by_type(norm, x[..., None])[..., 0]
-    return native(x).by_type(norm, x)
+def primary(
+    x: Tensor, types: int, norm_a: Normaliser, norm_pose: Normaliser | None, backend: str = "auto"
+) -> NormedCapsules:
+    """Make capsules of a map ``n (c p q) + c h w`` of poses and logits, which are normalised.
+
+    Returns:
+        Activations and logits ``n h w c`` and poses ``n h w c p q``, in the memory order that routing reads.
+    """
+    return around(x, backend).primary(x, types, norm_a, norm_pose)
+
+
+def parents(
+    logit: Tensor, m: Tensor, norm_a: Normaliser | None, norm_pose: Normaliser | None, backend: str = "auto"
+) -> NormedCapsules:
+    """Normalise the logits ``n l j`` and poses ``n l j p q`` that routing gives.
+
+    Returns:
+        Activations, logits and poses, in the memory order that routing writes.
+    """
+    return around(logit, backend).parents(logit, m, norm_a, norm_pose)
 
 
 def batch_norm(

@@ -12,7 +12,6 @@ pose, g row of weights, t iteration, s slots of a child, u partial sums, which a
 type (``dtypes``), except the index maps of ``Votes``.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -80,6 +79,28 @@ class Running(NamedTuple):
     mean: Tensor  # j
     var: Tensor  # j
     batches: Tensor  # () int64
+
+
+class TypeNorm(NamedTuple):
+    """A BatchNorm without affine, which has one mean and variance for each type of capsule."""
+
+    running: Running
+    momentum: float
+    eps: float
+    of_batch: bool  # normalise by the statistics of the batch, and take them into the running ones
+
+
+class Normaliser(Protocol):
+    """A BatchNorm module over axis 1, ``n j`` or ``n j d``."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Normalise and, in training, update the running statistics."""
+
+    def plan(self, values: int) -> TypeNorm | None:
+        """Return what a call would do with so many values of each type, or None if only a call can do it."""
+
+
+NormedCapsules = tuple[Tensor, Tensor, Tensor]  # activations, logits, poses
 
 
 class VBResult(NamedTuple):
@@ -153,11 +174,17 @@ class Backend(Protocol):
 
     # --- around the routing -----------------------------------------------------------------------------------------
 
-    def lay_capsules(self, x: Tensor) -> Tensor:
-        """Return activations ``n h w c`` or poses ``n h w c p q`` in the memory order that the passes read."""
+    def primary(self, x: Tensor, types: int, norm_a: Normaliser, norm_pose: Normaliser | None) -> NormedCapsules:
+        """Make capsules of a map ``n f h w`` that holds entries of poses (c p q), then logits c.
 
-    def by_type(self, norm: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Apply a BatchNorm over axis 1 to ``n l j 1`` or ``n l j p q``, in the memory order that the passes write."""
+        Return activations and logits ``n h w c`` and poses ``n h w c p q`` in the memory order that the passes read.
+        """
+
+    def parents(
+        self, logit: Tensor, m: Tensor, norm_a: Normaliser | None, norm_pose: Normaliser | None
+    ) -> NormedCapsules:
+        """Normalise ``n l j`` and ``n l j p q`` in the memory order that the passes write, which is that of the result:
+        activations, logits and poses."""
 
     def batch_norm(
         self, x: Tensor, running: Running, momentum: float, eps: float, weight: Tensor | None, bias: Tensor | None

@@ -6,8 +6,6 @@ test the order of passes in float64.
 The memory layout: poses are ``... n p r``, slots ``l i j n``, terms ``k l j n p r``.
 """
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,6 +15,8 @@ from vbcaps.kernels.backend import (
     EMResultGrads,
     MomentGrads,
     Moments,
+    Normaliser,
+    NormedCapsules,
     PriorTensors,
     Running,
     ScoreSums,
@@ -24,7 +24,7 @@ from vbcaps.kernels.backend import (
     VBResultGrads,
     Votes,
 )
-from vbcaps.kernels.norm import plain_batch_norm
+from vbcaps.kernels.norm import plain_batch_norm, plain_parents, plain_primary
 from vbcaps.routing.fields import Fields, softmax_over_parents
 
 
@@ -77,11 +77,15 @@ class Plain:
 
     # --- around the routing -----------------------------------------------------------------------------------------
 
-    def lay_capsules(self, x: Tensor) -> Tensor:
-        return x
+    def primary(self, x: Tensor, types: int, norm_a: Normaliser, norm_pose: Normaliser | None) -> NormedCapsules:
+        return plain_primary(x, types, norm_a, norm_pose, lambda x: x)
 
-    def by_type(self, norm: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        return norm(x.flatten(0, 1).flatten(2)).reshape(x.shape)
+    def parents(
+        self, logit: Tensor, m: Tensor, norm_a: Normaliser | None, norm_pose: Normaliser | None
+    ) -> NormedCapsules:
+        return plain_parents(
+            logit, m, norm_a, norm_pose, lambda norm, x: norm(x.flatten(0, 1).flatten(2)).reshape(x.shape)
+        )
 
     def batch_norm(
         self, x: Tensor, running: Running, momentum: float, eps: float, weight: Tensor | None, bias: Tensor | None

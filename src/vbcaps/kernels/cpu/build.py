@@ -27,7 +27,7 @@ from typing import TypeVar
 
 Made = TypeVar("Made")
 HERE = Path(__file__).parent
-SOURCES = ("passes.cpp", "vb.cpp", "em.cpp", "processor.cpp")
+SOURCES = ("passes.cpp", "vb.cpp", "em.cpp", "norm.cpp", "processor.cpp")
 HEADERS = ("lanes.h",)
 # No -ffast-math: the kernels use infinities and NaNs. Without errno and traps, the compiler still vectorises the loops.
 FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", "-shared", "-fPIC")

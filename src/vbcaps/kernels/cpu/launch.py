@@ -3,8 +3,6 @@
 The first call loads the library that was built with the package; or it compiles one, which takes seconds (library.py).
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -12,9 +10,12 @@ from vbcaps.kernels.backend import (
     EMResultGrads,
     MomentGrads,
     Moments,
+    Normaliser,
+    NormedCapsules,
     PriorTensors,
     Running,
     ScoreSums,
+    TypeNorm,
     VBResult,
     VBResultGrads,
     Votes,
@@ -22,10 +23,13 @@ from vbcaps.kernels.backend import (
 from vbcaps.kernels.cpu import library as loader
 from vbcaps.kernels.cpu.calls import call, given
 from vbcaps.kernels.cpu.library import library
+from vbcaps.kernels.cpu.norm import normalise_parents, normalise_primary
 from vbcaps.kernels.norm import plain_batch_norm
+from vbcaps.kernels.plain import Plain
 from vbcaps.kernels.triton import constant, triton_interprets
 from vbcaps.routing.fields import Fields
 
+PLAIN = Plain()
 NOT_BUILT = "could not be built"
 
 
@@ -46,13 +50,21 @@ class Cpu:
 
     # --- around the routing -----------------------------------------------------------------------------------------
 
-    def lay_capsules(self, x: Tensor) -> Tensor:
-        if x.ndim == 4:
-            return x.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2)
-        return x.permute(1, 2, 3, 4, 0, 5).contiguous().permute(4, 0, 1, 2, 3, 5)
+    def primary(self, x: Tensor, types: int, norm_a: Normaliser, norm_pose: Normaliser | None) -> NormedCapsules:
+        n, channels, h, w = x.shape
+        plans = plan(norm_a, n * h * w), plan(norm_pose, 16 * n * h * w)
+        if channels != 17 * types or not serves(x, x, (norm_a, norm_pose), plans):
+            return PLAIN.primary(x, types, norm_a, norm_pose)
+        return normalise_primary(x, *plans)
 
-    def by_type(self, norm: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        return norm(x.flatten(0, 1).flatten(2)).reshape(x.shape)
+    def parents(
+        self, logit: Tensor, m: Tensor, norm_a: Normaliser | None, norm_pose: Normaliser | None
+    ) -> NormedCapsules:
+        n, L = logit.shape[:2]
+        plans = plan(norm_a, n * L), plan(norm_pose, 16 * n * L)
+        if m.shape[-2:] != (4, 4) or plans == (None, None) or not serves(logit, m, (norm_a, norm_pose), plans):
+            return PLAIN.parents(logit, m, norm_a, norm_pose)
+        return normalise_parents(logit, m, *plans)
 
     def batch_norm(
         self, x: Tensor, running: Running, momentum: float, eps: float, weight: Tensor | None, bias: Tensor | None
@@ -172,6 +184,22 @@ class Cpu:
         sizes = (float(inverse_temperature), float(min_var), *rj.shape, torch.get_num_threads())
         betas, last = (given(beta_a), given(beta_u)), result or [None] * 3
         call("em_grad_parent", rj, S, m, last_m, *betas, *last, *U, *g, terms, iters, t, glogit, *sizes)
+
+
+def plan(norm: Normaliser | None, values: int) -> TypeNorm | None:
+    """Return what a BatchNorm would do with so many values of each type, or None if none or only a call can do it."""
+    return None if norm is None else norm.plan(values)
+
+
+def serves(
+    logit: Tensor, pose: Tensor, norms: tuple[Normaliser | None, ...], plans: tuple[TypeNorm | None, ...]
+) -> bool:
+    """Return whether norm.cpp can normalise these capsules."""
+    for norm, planned in zip(norms, plans, strict=True):
+        if norm is not None and (planned is None or planned.running.mean.dtype != torch.float32):
+            return False
+    at_hand = logit.dtype == pose.dtype == torch.float32 and logit.device.type == "cpu" and logit.numel() > 0
+    return at_hand and not triton_interprets() and why_no_library() is None
 
 
 @constant

@@ -13,6 +13,8 @@ from vbcaps.kernels.backend import (
     EMResultGrads,
     MomentGrads,
     Moments,
+    Normaliser,
+    NormedCapsules,
     PriorTensors,
     Running,
     ScoreSums,
@@ -20,7 +22,7 @@ from vbcaps.kernels.backend import (
     VBResultGrads,
     Votes,
 )
-from vbcaps.kernels.norm import normalise, plain_batch_norm
+from vbcaps.kernels.norm import normalise, plain_batch_norm, plain_parents, plain_primary
 from vbcaps.kernels.triton import triton_interprets
 from vbcaps.kernels.triton.em import em_grad_parent_kernel, em_parent_kernel
 from vbcaps.kernels.triton.gradients import (
@@ -61,6 +63,19 @@ def best_chunk(programs: int, U: int, most: int, cost: int, device: torch.device
     return min(sorted(chunks), key=lambda c: triton.cdiv(programs * triton.cdiv(U, c), room) * (c + cost))
 
 
+def lay_capsules(x: Tensor) -> Tensor:
+    """Return activations ``n h w c`` or poses ``n h w c p q`` in the memory order that the passes read."""
+    if x.ndim == 4:
+        return x.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2)
+    return x.permute(1, 2, 3, 0, 5, 4).contiguous().permute(3, 0, 1, 2, 5, 4)
+
+
+def by_type(norm: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Apply a BatchNorm over axis 1 to each type of ``n l j p q``, in the memory order l j n q p."""
+    x = x.permute(1, 2, 0, 4, 3)
+    return norm(x.flatten(2)).reshape(x.shape).permute(2, 0, 1, 4, 3)
+
+
 class Triton:
     """The Triton kernels, see ``Backend``. Poses are stored column by column, ``n r p``.
 
@@ -94,16 +109,13 @@ class Triton:
 
     # --- around the routing -----------------------------------------------------------------------------------------
 
-    def lay_capsules(self, x: Tensor) -> Tensor:
-        if x.ndim == 4:
-            return x.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2)
-        return x.permute(1, 2, 3, 0, 5, 4).contiguous().permute(3, 0, 1, 2, 5, 4)
+    def primary(self, x: Tensor, types: int, norm_a: Normaliser, norm_pose: Normaliser | None) -> NormedCapsules:
+        return plain_primary(x, types, norm_a, norm_pose, lay_capsules)
 
-    def by_type(self, norm: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        order = (1, 2, 0, 4, 3) if x.ndim == 5 else (1, 2, 0, 3)  # l j n r p, or l j n 1
-        back = (2, 0, 1, 4, 3) if x.ndim == 5 else (2, 0, 1, 3)
-        x = x.permute(order)
-        return norm(x.flatten(2)).reshape(x.shape).permute(back)
+    def parents(
+        self, logit: Tensor, m: Tensor, norm_a: Normaliser | None, norm_pose: Normaliser | None
+    ) -> NormedCapsules:
+        return plain_parents(logit, m, norm_a, norm_pose, by_type)
 
     def batch_norm(
         self, x: Tensor, running: Running, momentum: float, eps: float, weight: Tensor | None, bias: Tensor | None
