@@ -6,8 +6,6 @@ from typing import Annotated
 import typer
 
 from vbcaps.cli.report import complain, say, table
-from vbcaps.figures.catalogue import FIGURES
-from vbcaps.figures.run import NoMatplotlib
 from vbcaps.training.files import RunError
 from vbcaps.training.recipe import nearest
 
@@ -24,6 +22,9 @@ def figures(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="write the PNG files here")] = Path("figures"),
 ) -> None:
     """Draw the figures of the paper's analyses from recorded runs, and from nothing else."""
+    from vbcaps.figures.catalogue import FIGURES
+    from vbcaps.figures.run import NoMatplotlib
+
     if name is None:
         rows = table("figure", "what")
         for one, figure in FIGURES.items():

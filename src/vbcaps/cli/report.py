@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 from rich.console import Console
 
-from vbcaps.figures import run as pictures
-
 if TYPE_CHECKING:
     from vbcaps import Model
     from vbcaps.training.loop import Evaluation, Result
@@ -238,9 +236,11 @@ def evaluation_csv(evaluation: "Evaluation") -> str:
 
 def draw(picture: Callable[[], Path | Sequence[Path]], quiet: bool = False) -> None:
     """Draw a picture and print its path; if it cannot be drawn, print the reason and continue."""
+    from vbcaps.figures.run import NoMatplotlib
+
     try:
         drawn = picture()
-    except (pictures.NoMatplotlib, OSError) as error:
+    except (NoMatplotlib, OSError) as error:
         complain(f"no picture: {error}")
         return
     if not quiet:
@@ -249,6 +249,7 @@ def draw(picture: Callable[[], Path | Sequence[Path]], quiet: bool = False) -> N
 
 def draw_run(model: "Model", data_folder: Path | None) -> None:
     """Draw the pictures of a finished run beside its other files."""
+    from vbcaps.figures import run
     from vbcaps.figures.routing import routing
     from vbcaps.figures.vae import reconstructions, samples
     from vbcaps.training.loop import prepare
@@ -259,14 +260,14 @@ def draw_run(model: "Model", data_folder: Path | None) -> None:
         return
 
     def pictures_of_run() -> list[Path]:
-        drawn = pictures.of_run(result.folder)
+        drawn = run.of_run(result.folder)
         data = prepare(result.recipe, data_folder, next(model.parameters()).device)
         split = data.test if result.test is not None or data.validation is None else data.validation
         by_class = split.labels.cpu().argsort(stable=True)
         some = split.take(by_class[:: max(len(by_class) // SHOWN, 1)][:SHOWN].to(split.labels.device))
         images, labels = model.view.as_bytes(some.images).cpu().numpy(), some.labels.tolist()
         scores = model.predict(some.images).numpy()
-        drawn.append(pictures.predictions(images, scores, model.classes, result.folder / "predictions.png", labels))
+        drawn.append(run.predictions(images, scores, model.classes, result.folder / "predictions.png", labels))
         if capsules_of(model.net) is not None:
             right = [k for k, label in enumerate(labels) if scores[k].argmax() == label]
             k = right[0] if right else 0

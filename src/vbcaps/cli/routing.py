@@ -8,7 +8,6 @@ import typer
 from vbcaps.cli.arguments import Device, check_device, clear_errors
 from vbcaps.cli.report import complain, percent, say
 from vbcaps.cli.runs import newest_run
-from vbcaps.figures.run import NoMatplotlib, check_format
 
 if TYPE_CHECKING:
     from vbcaps import Model
@@ -38,6 +37,8 @@ def routing(
 ) -> None:
     """Draw the routing of an image: the parts that classes took, their votes, and the pose."""
     with clear_errors():
+        from vbcaps.figures.run import NoMatplotlib, check_format
+
         check_format(out)
         if not image.is_file():
             raise ValueError(f"{image} is no file: IMAGE is one picture, or a .npy file of one image")
