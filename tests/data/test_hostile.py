@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import official_files as official
 import pytest
+from memory import MB, peak
 
 from vbcaps.data import DataError, load_dataset, sums
 from vbcaps.data import official as table
@@ -24,7 +25,6 @@ from vbcaps.data.npy import unpack_npy
 from vbcaps.data.tar import unpack_tar
 
 GIB = 1 << 30
-MB = 1 << 20
 
 
 @pytest.fixture(scope="module")
@@ -40,22 +40,6 @@ def zeros(tmp_path_factory) -> dict[str, bytes]:
     packed[".xz"] += xz.flush()
     assert all(len(data) < MB for data in packed.values())
     return packed
-
-
-def resident(field: str) -> int:
-    status = Path("/proc/self/status").read_text()
-    return int(status.split(f"{field}:")[1].split()[0]) * 1024
-
-
-def peak(work: Callable[[], object]) -> int:
-    """Return how many bytes more are resident at once while ``work`` is done, than before."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        pytest.skip("this system does not measure the peak of resident memory")
-    before = resident("VmRSS")
-    work()
-    return resident("VmHWM") - before
 
 
 def refused(work: Callable[[], object], message: str) -> Callable[[], None]:

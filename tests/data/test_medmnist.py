@@ -105,9 +105,13 @@ def packed(array: np.ndarray, pickles: bool = False) -> bytes:
         ("train_images", packed(np.zeros((24, 28, 28), np.float32)), "got float32"),
         ("test_labels", packed(np.zeros((11, 1), np.uint8)), "one for each of 12 images"),
         ("test_labels", packed(np.full((12, 1), 2, np.uint8)), "labels must be 0 to 1, got 2"),
-        ("test_labels", packed(np.array([[{}]] * 12, object), pickles=True), "must be an array of numbers"),
-        ("train_images", packed(np.zeros((24, 28, 28), np.uint8))[:-9], "has another number of bytes"),
-        ("train_images", b"\x93NUMPY\x09\x00 nonsense", "no .npz file, damaged"),
+        ("test_labels", packed(np.array([[{}]] * 12, object), pickles=True), "other things than plain numbers"),
+        (
+            "train_images",
+            packed(np.zeros((24, 28, 28), np.uint8))[:-9],
+            r"train_images: an array of \(24, 28, 28\) of uint8 does not take",
+        ),
+        ("train_images", b"\x93NUMPY\x09\x00 nonsense", r"train_images: it ends within its header.*fetch it again"),
     ],
 )
 def test_what_is_no_official_file_is_an_error(tmp_path, name, content, message):
@@ -124,7 +128,7 @@ def test_a_header_that_asks_for_terabytes_allocates_nothing(tmp_path):
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, dict(descr="|u1", fortran_order=False, shape=(1 << 40, 28, 28)))
     rewritten(path, "train_images", header.getvalue() + bytes(64))
-    with pytest.raises(DataError, match="has another number of bytes"):
+    with pytest.raises(DataError, match="does not take the"):
         load_dataset("breastmnist", tmp_path)
 
 

@@ -1,6 +1,7 @@
 """Load datasets by name: ``load_dataset``."""
 
 import difflib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,8 +54,8 @@ def load_dataset(
         raise DataError(MULTI_LABEL[str(name)])
     if str(name) in LOADERS:
         return resize_dataset(LOADERS[str(name)](data_folder(folder) / name), size)
-    if Path(name).is_dir():
+    if os.path.isdir(name):  # unlike Path.is_dir, it takes any word
         return image_folder(Path(name), size, whole, axes, progress)
     near = difflib.get_close_matches(str(name), FACTS, 1)
     hint = f" (nearest: {near[0]})" if near else ""
-    raise DataError(f"{str(name)!r} is neither a dataset nor a folder{hint}: datasets are {', '.join(FACTS)}")
+    raise DataError(f"{str(name)[:200]!r} is neither a dataset nor a folder{hint}: datasets are {', '.join(FACTS)}")

@@ -92,10 +92,11 @@ def _fetch(name: str, file: OfficialFile, place: Path, progress: Progress | None
         raise DataError(f"{place}: cannot be written to ({error})") from error
     if not reasons:
         return
-    names = "\n".join(f"  {place / other.name}" for other in OFFICIAL[name])
     raise DataError(
-        f"{file.name} could not be fetched:\n" + "\n".join(f"  {reason}" for reason in reasons) + "\n"
-        f"Without a network, place the files of {name} by hand:\n{names}"
+        f"{file.name} could not be fetched:",
+        *(f"  {reason}" for reason in reasons),
+        f"Without a network, place the files of {name} by hand:",
+        *(f"  {place / other.name}" for other in OFFICIAL[name]),
     )
 
 

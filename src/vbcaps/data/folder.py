@@ -6,6 +6,7 @@ class-balanced fifth is held out for the test. Beside ``train`` and ``test``, ``
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar, cast
 
@@ -15,7 +16,9 @@ from PIL import Image
 from torch import Tensor
 
 from vbcaps.data.dataset import DataError, Dataset, Split
-from vbcaps.data.pixels import SUFFIXES, Form, Header, decode, fit_picture, form_of, opened, read_header
+from vbcaps.data.errors import written
+from vbcaps.data.opening import TURNS, opened
+from vbcaps.data.pixels import SUFFIXES, Form, Header, decode, fit_picture, form_of, read_header
 from vbcaps.data.splits import held_out, hold_out
 from vbcaps.data.stored import Images, Progress, all_of, entry_of, in_memory, mapped, store, workers
 
@@ -42,7 +45,8 @@ class Survey(NamedTuple):
 
 def survey(root: Path, axes: str = "auto") -> Survey:
     """Survey a folder that ``image_folder`` can read; raise the same errors, except for damaged pixels."""
-    parts = _parts(root)
+    with listing(root):
+        parts = _parts(root)
     paths = _paths(parts)
     headers = _headers(paths, axes)
     sides = sorted(min(header.height, header.width) for header in headers)
@@ -52,7 +56,9 @@ def survey(root: Path, axes: str = "auto") -> Survey:
         counts["test"] = [held_out(count, TEST_FRACTION) for count in counts["train"]]
         counts["train"] = [count - held for count, held in zip(counts["train"], counts["test"], strict=True)]
     validation, test = (sum(counts.get(name, [])) for name in ("validation", "test"))
-    side, form, left_out = sides[len(sides) // 2], form_of(paths, headers), tuple(_left_out(root, paths))
+    with listing(root):
+        left_out = tuple(_left_out(root, paths))
+    side, form = sides[len(sides) // 2], form_of(paths, headers)
     return Survey(tuple(parts["train"]), tuple(counts["train"]), validation, test, side, form, left_out)
 
 
@@ -72,7 +78,8 @@ def image_folder(
         progress: is told how many images have been decoded, where this takes long.
     """
     size = size or SIZE
-    parts = _parts(root)
+    with listing(root):
+        parts = _parts(root)
     images, begin = _images_of(root, _paths(parts), size, axes, progress), 0
     splits = {}
     for name, files in parts.items():
@@ -89,9 +96,19 @@ def image_folder(
     return Dataset(name, train, test, tuple(parts["train"]), f"the images in {name}", splits.get("validation"))
 
 
+@contextmanager
+def listing(root: Path) -> Iterator[None]:
+    """Turn the error of a folder that cannot be listed into one that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{error.filename or root}: cannot be listed ({error.strerror})") from error
+
+
 def _images_of(root: Path, paths: list[Path], size: int, axes: str, progress: Progress | None) -> Tensor:
-    entry = entry_of(root, paths, size, axes)
-    found = mapped(entry, len(paths))
+    with listing(root):
+        entry = entry_of(root, paths, size, axes)
+    found = mapped(entry, len(paths), size)
     if found is None:
         form = form_of(paths, _headers(paths, axes))
         if len(paths) * form.channels * size * size * np.dtype(form.dtype).itemsize <= in_memory():
@@ -167,7 +184,8 @@ def read_image(path: Path, size: int, channels: int, frame: int | None = None) -
     """Read an image file as uint8 ``channels size size``, see ``fit_image``."""
     with opened(path) as file:
         if file is not None:
-            return fit_image(file, size, channels, str(path), frame)
+            with TURNS.take(file.width * file.height):
+                return fit_image(file, size, channels, str(path), frame)
     return torch.from_numpy(decode(path, size, Form(channels, "uint8")))
 
 
@@ -188,7 +206,9 @@ def _class_files(folder: Path) -> Files:
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder")
     visible = (path for path in sorted(folder.iterdir()) if not _hidden(Path(path.name)))
-    files = {path.name: _images(path) for path in visible if path.is_dir()}
+    folders = [path for path in visible if path.is_dir()]
+    _check_folders(folder, folders)
+    files = {path.name: _images(path) for path in folders}
     if not files:
         loose = "; its images are in no class folder" if _images(folder) else ""
         raise DataError(f"{folder}: has no class folders: {LAYOUT}{loose}")
@@ -200,6 +220,18 @@ def _class_files(folder: Path) -> Files:
     if empty := [name for name, members in files.items() if not members]:
         raise DataError(f"{folder / empty[0]}: has no images ({', '.join(sorted(SUFFIXES))}): {LAYOUT}")
     return files
+
+
+def _check_folders(folder: Path, folders: list[Path]) -> None:
+    """Check that class folders have names that can be printed, and that links among them lead to other folders."""
+    own = {folder.resolve(): folder}
+    for path in folders:
+        if written(path.name) != path.name or set(path.name) & {"\t", "\n"}:
+            raise DataError(f"{path}: the name of a class has characters that cannot be printed: rename the folder")
+        leads = path.resolve()
+        if leads in own or folder.resolve().is_relative_to(leads):
+            raise DataError(f"{path}: is a link to {own.get(leads, leads)}, which is no class of its own: remove it")
+        own[leads] = path
 
 
 def _images(folder: Path) -> list[Path]:

@@ -6,20 +6,20 @@ more channels, bits or pages than a picture has.
 Axes: c channel, h height, w width.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 
 from vbcaps.data.errors import DataError
+from vbcaps.data.opening import TIFFS, TURNS, Turns, load_array, opened, opened_tiff
 
-TIFFS = {".tif", ".tiff"}
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".npy", ".pbm", ".pgm", ".png", ".ppm", ".webp"} | TIFFS
 GREY = {"1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N"}
 AXES = ("auto", "chw", "hwc")
+ORIENTATION = 0x0112  # the tag of EXIF
 PICTURES = (1, 3)  # numbers of channels that can be converted into each other
 
 
@@ -45,7 +45,7 @@ class Header(NamedTuple):
 def read_header(path: Path, axes: str = "auto") -> Header:
     """Return the size, channels and dtype of a file; ``axes`` says where the channels of an array are."""
     if path.suffix.lower() == ".npy":
-        array = _load(path)
+        array = load_array(path)
         return _header_of(array.shape, array.dtype, axes, path)
     with opened(path) as image:
         if image is not None:
@@ -53,7 +53,7 @@ def read_header(path: Path, axes: str = "auto") -> Header:
             deep = image.mode in ("F", "I") and image.format == "TIFF"
             dtype = "float32" if deep else "uint16" if image.mode.startswith("I") else "uint8"
             return Header(height, width, Form(1 if image.mode in GREY or deep else 3, dtype), picture=not deep)
-    with _tiff(path) as series:
+    with opened_tiff(path) as series:
         shape, kind = _without_ones(series)
         return _header_of(shape, series.dtype, kind or axes, path)
 
@@ -81,25 +81,27 @@ def form_of(paths: Iterable[Path], headers: Iterable[Header]) -> Form:
     )
 
 
-def decode(path: Path, side: int, form: Form, axes: str = "auto") -> np.ndarray:
-    """Return a file as ``c side side``: the shorter side is resized, the longer cropped."""
+def decode(path: Path, side: int, form: Form, axes: str = "auto", turns: Turns = TURNS) -> np.ndarray:
+    """Return a file as ``c side side``: the shorter side is resized, the longer cropped; large ones in turns."""
     if path.suffix.lower() != ".npy" and form.dtype == "uint8" and form.channels in PICTURES:
         with opened(path) as image:
             if image is not None:
-                return fit_picture(image, side, form.channels, str(path))
-    return fitted(read_planes(path, axes), side, form, str(path))
+                with turns.take(image.width * image.height):
+                    return fit_picture(image, side, form.channels, str(path))
+    return fitted(read_planes(path, axes, turns), side, form, str(path))
 
 
-def read_planes(path: Path, axes: str = "auto") -> np.ndarray:
+def read_planes(path: Path, axes: str = "auto", turns: Turns = TURNS) -> np.ndarray:
     """Return the values of a file with their own dtype, ``c h w``."""
     if path.suffix.lower() == ".npy":
-        return planes_of(np.array(_load(path)), axes, str(path))
+        return planes_of(np.array(load_array(path)), axes, str(path))
     with opened(path) as image:
         if image is not None:
-            image = ImageOps.exif_transpose(image)
-            grey = image.mode in ("F", "L") or image.mode.startswith("I")
-            return planes_of(np.array(image if grey else image.convert("RGB")), "hwc", str(path))
-    with _tiff(path) as series:
+            with turns.take(image.width * image.height):
+                image = _upright(image)
+                grey = image.mode in ("F", "L") or image.mode.startswith("I")
+                return planes_of(np.array(image if grey else image.convert("RGB")), "hwc", str(path))
+    with opened_tiff(path) as series, turns.take(series.nbytes // 4):
         shape, kind = _without_ones(series)
         return planes_of(series.asarray().reshape(shape), kind or axes, str(path))
 
@@ -163,7 +165,7 @@ def fit_picture(image: Image.Image, size: int, channels: int, name: str, frame: 
     """Return a picture as uint8 ``channels size size``; ``vbcaps.data.fit_image`` says how."""
     size = size if frame is None or image.size != (frame, frame) else frame
     kind = image.format  # a copy does not have it
-    image = ImageOps.exif_transpose(image)
+    image = _upright(image)
     if image.mode == "F" or (image.mode == "I" and kind == "TIFF"):
         raise DataError(f"{name}: pixels of 32 bits have no agreed range: save it with 8 or 16 bits")
     if image.mode.startswith("I"):  # 16 bits of grey, which Pillow's own conversion would clip
@@ -171,56 +173,15 @@ def fit_picture(image: Image.Image, size: int, channels: int, name: str, frame: 
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    image = ImageOps.fit(image.convert("L" if channels == 1 else "RGB"), (size, size), Image.Resampling.BILINEAR)
+    mode = "L" if channels == 1 else "RGB"
+    image = image if image.mode == mode else image.convert(mode)
+    image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
     return np.ascontiguousarray(np.array(image).reshape(size, size, channels).transpose(2, 0, 1))
 
 
-@contextmanager
-def opened(path: Path) -> Iterator[Image.Image | None]:
-    """Open a picture; None for a TIFF file that is no picture, and that only tifffile reads whole."""
-    tiff = path.suffix.lower() in TIFFS
-    try:
-        with Image.open(path) as image:
-            yield None if tiff and not _is_picture(image, path) else image
-            return
-    except UnidentifiedImageError as error:  # its message names the path
-        if not tiff:
-            raise DataError(f"{path}: cannot be read as an image") from error
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path}: cannot be read as an image ({error})") from error
-    yield None
-
-
-def _is_picture(image: Image.Image, path: Path) -> bool:
-    """Return whether Pillow gives a TIFF file whole: one page, and no more bits than its mode has."""
-    try:
-        pages = getattr(image, "n_frames", 1)
-    except Exception as error:  # Pillow fails on damage in a dozen ways
-        raise DataError(f"{path}: cannot be read as an image ({error})") from error
-    if pages > 1:
-        return False
-    if image.mode in ("F", "I") or image.mode.startswith("I;16"):
-        return True
-    bits = getattr(image, "tag_v2", {}).get(258, (8,))
-    return max(bits if isinstance(bits, tuple) else (bits,)) <= 8
-
-
-@contextmanager
-def _tiff(path: Path) -> Iterator[Any]:
-    """Open the first series of a TIFF file with tifffile."""
-    try:
-        import tifffile
-    except ImportError:
-        raise DataError(
-            f"{path}: has channels, bits or pages that only tifffile reads: pip install 'vbcaps[tiff]'"
-        ) from None
-    try:
-        with tifffile.TiffFile(path) as file:
-            yield file.series[0]
-    except DataError:
-        raise
-    except Exception as error:  # tifffile fails on damage in a dozen ways
-        raise DataError(f"{path}: cannot be read as an image ({error})") from error
+def _upright(image: Image.Image) -> Image.Image:
+    """Return a picture as the camera says to hold it, without a copy where it stands upright already."""
+    return image if image.getexif().get(ORIENTATION, 1) == 1 else ImageOps.exif_transpose(image)
 
 
 def _without_ones(series: Any) -> tuple[tuple[int, ...], str]:
@@ -237,14 +198,6 @@ def _header_of(shape: tuple[int, ...], kind: np.dtype, axes: str, path: Path) ->
     at = None if len(shape) == 2 else channel_axis(shape, axes, str(path))
     height, width = (size for k, size in enumerate(shape) if k != at)
     return Header(height, width, Form(1 if at is None else shape[at], dtype), picture=False)
-
-
-def _load(path: Path) -> np.ndarray:
-    """Map a ``.npy`` file into memory, so that a header that promises too much allocates nothing."""
-    try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path}: cannot be read as a NumPy array ({error})") from error
 
 
 def _fitted_plane(plane: np.ndarray, side: int) -> np.ndarray:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from vbcaps.data.dataset import CHUNK, DataError, data_folder
+from vbcaps.data.npy import map_npy
 from vbcaps.data.pixels import Form
 
 try:
@@ -36,6 +37,7 @@ IN_MEMORY = 512 * 2**20  # bytes of decoded images that are kept in memory, or a
 LIMIT = 200 * 10**9  # bytes of the whole cache; the files used longest ago go first
 JOB = 64  # images that a process decodes between two answers
 FORMAT = "1"  # of what `decode` returns: another number decodes every folder again
+DTYPES = (np.uint8, np.uint16, np.float32)
 Progress = Callable[[int, int], None]  # images decoded, and in all
 
 
@@ -150,14 +152,15 @@ def entry_of(root: Path, paths: Sequence[Path], side: int, axes: str) -> Path:
     return cache_folder() / f"{root.name}-{side}-{place}" / f"{listing.hexdigest()}.npy"
 
 
-def mapped(entry: Path, count: int) -> Tensor | None:
-    """Return the decoded images in a file, mapped into memory; None if there is no such file."""
+def mapped(entry: Path, count: int, side: int) -> Tensor | None:
+    """Return the decoded images in a file, mapped into memory; None if there is no such file, or another one."""
     try:
-        array = np.load(entry, mmap_mode="c", allow_pickle=False)
+        array = map_npy(entry, "c")
         os.utime(entry)  # it has been used
     except (OSError, ValueError):
         return None
-    return torch.from_numpy(array) if array.ndim == 4 and len(array) == count else None
+    fits = array.ndim == 4 and array.shape[0] == count and array.shape[2:] == (side, side) and array.flags.c_contiguous
+    return torch.from_numpy(array) if fits and array.dtype in DTYPES else None
 
 
 def store(
@@ -169,7 +172,7 @@ def store(
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         with _locked(entry.parent):
-            found = mapped(entry, len(paths))
+            found = mapped(entry, len(paths), side)
             if found is None:
                 _clear(entry.parent)
                 free = shutil.disk_usage(entry.parent).free
@@ -184,7 +187,7 @@ def store(
                     os.replace(part, entry)
                 finally:
                     part.unlink(missing_ok=True)
-                found = mapped(entry, len(paths))
+                found = mapped(entry, len(paths), side)
     except OSError as error:
         raise DataError(
             f"{entry.parent}: decoded images cannot be kept there ({error.strerror}): name another folder with --cache "

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from vbcaps.data.errors import DataError
+from vbcaps.data.opening import Turns
 from vbcaps.data.pixels import Form, decode
 
 
@@ -19,12 +20,13 @@ def work(jobs: IO[str], answers: IO[str]) -> None:
     setup = json.loads(jobs.readline())
     form, side, axes = Form(*setup["form"]), setup["side"], setup["axes"]
     with open(setup["file"], "r+b") as file:
+        turns = Turns(file)  # every worker has the file open, and large images wait for those of other workers
         for line in jobs:
             job = json.loads(line)
             pixels, errors = [], []
             for path in job["paths"]:
                 try:
-                    pixels.append(decode(Path(path), side, form, axes).tobytes())
+                    pixels.append(decode(Path(path), side, form, axes, turns).tobytes())
                 except DataError as error:
                     errors.append(str(error))
             if not errors:

@@ -16,7 +16,9 @@ from PIL import Image
 from torch import Tensor
 
 from vbcaps.data import FACTS, View, fit_image, image_files, read_image, read_images
-from vbcaps.data.pixels import TIFFS, read_header, read_planes
+from vbcaps.data.npy import map_npy
+from vbcaps.data.opening import TIFFS
+from vbcaps.data.pixels import read_header, read_planes
 from vbcaps.training.recipe import Recipe
 
 PICTURES = (1, 3)  # numbers of channels that can be converted into each other
@@ -105,7 +107,7 @@ def _check_picture(channels: int, what: str) -> None:
 
 def _load(path: Path) -> np.ndarray:
     try:
-        return np.load(path, allow_pickle=False)
+        return map_npy(path)
     except (OSError, ValueError, EOFError) as error:
         raise ValueError(f"{path}: cannot be read as a NumPy array ({error})") from error
 

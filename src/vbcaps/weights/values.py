@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from vbcaps.data import image_files
+from vbcaps.data.npy import map_npy
 from vbcaps.data.pixels import Form, channel_axis, dtype_of, fitted, read_planes
 
 
@@ -56,7 +57,7 @@ def _of_file(file: Path, channels: int, axes: str) -> list[tuple[np.ndarray, str
     if file.suffix.lower() != ".npy":
         return [(read_planes(file, axes), str(file))]
     try:
-        array = np.load(file, mmap_mode="r", allow_pickle=False)
+        array = map_npy(file)
     except (OSError, ValueError, EOFError) as error:
         raise ValueError(f"{file}: cannot be read as a NumPy array ({error})") from error
     return [(one, str(file)) for one in _images(array, channels, axes, str(file))]

@@ -1,0 +1,157 @@
+"""Open image files, which may be damaged or made to do harm: one kind of error, and bounds of size and memory.
+
+Only formats that Pillow and tifffile decode by themselves are opened, whatever a file's name ends with: for PostScript
+Pillow would start another program.
+"""
+
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from vbcaps.data.contents import Damaged
+from vbcaps.data.errors import DataError
+from vbcaps.data.npy import map_npy
+
+try:
+    import fcntl
+except ImportError:  # Windows: processes do not wait for each other there
+    fcntl = None  # type: ignore[assignment]
+
+TIFFS = {".tif", ".tiff"}
+FORMATS = ("BMP", "DIB", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+LARGEST = 1 << 31  # bytes of a file, and of the values of one image
+PAGES = 5000  # of a TIFF file
+ROOM = 1 << 27  # pixels of all images that threads decode at a time; a larger image is decoded alone
+LARGE = 1 << 26  # pixels of an image that no other process decodes at the same time as another large one
+REPAIR = "replace it or take it away"
+SAID = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  # errors whose words are meant for people
+
+# The pixels of a large image in pieces of this size go back to the system when they are freed. Those of Pillow's own
+# 16 MB stay with the thread that had them, so that all threads together keep what is decoded in turns.
+Image.core.set_block_size(1 << 26)
+
+
+class Turns:
+    """Let images be decoded at the same time as long as they have at most ``ROOM`` pixels together.
+
+    Args:
+        shared: a file that several processes have opened, each for itself: large images also wait for theirs.
+    """
+
+    def __init__(self, shared: IO[bytes] | None = None):
+        self.shared, self.taken, self.changed = shared, 0, threading.Condition()
+
+    @contextmanager
+    def take(self, pixels: int) -> Iterator[None]:
+        """Wait until an image of so many pixels may be decoded; others wait until the context ends."""
+        held = self.shared if fcntl is not None and pixels > LARGE else None
+        with self.changed:
+            self.changed.wait_for(lambda: not self.taken or self.taken + pixels <= ROOM)
+            self.taken += pixels
+        try:
+            if held is not None:
+                fcntl.flock(held, fcntl.LOCK_EX)
+            yield
+        finally:
+            if held is not None:
+                fcntl.flock(held, fcntl.LOCK_UN)
+            with self.changed:
+                self.taken -= pixels
+                self.changed.notify_all()
+
+
+TURNS = Turns()  # of the threads of this process
+
+
+@contextmanager
+def failing(path: Path, what: str) -> Iterator[None]:
+    """Turn whatever a library raises on a damaged file into one error, which names the file."""
+    try:
+        yield
+    except DataError:
+        raise
+    except MemoryError as error:
+        raise DataError(f"{path}: there is not enough memory to read it") from error
+    except Exception as error:  # Pillow and tifffile fail on damage in dozens of ways
+        words = str(error) if isinstance(error, SAID) and str(error) else "it is damaged"
+        raise DataError(f"{path}: cannot be read as {what} ({words}): {REPAIR}") from error
+
+
+def check_file(path: Path) -> None:
+    """Raise an error for what is no file, such as a pipe, which would never end, or is too large to be one image."""
+    about = path.stat()
+    if not stat.S_ISREG(about.st_mode):
+        raise Damaged("it is no file but a folder, a pipe or a device")
+    if about.st_size > LARGEST:
+        raise Damaged(f"it has {about.st_size:,} bytes, more than the {LARGEST:,} of the largest image")
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Image.Image | None]:
+    """Open a picture; None for a TIFF file that is no picture, and that only tifffile reads whole."""
+    tiff = path.suffix.lower() in TIFFS
+    with failing(path, "an image"):
+        check_file(path)
+        try:
+            image = Image.open(path, formats=FORMATS)
+        except UnidentifiedImageError as error:
+            if not tiff:
+                raise Damaged(f"it has none of the formats {', '.join(FORMATS)}") from error
+            image = None
+        if image is None:
+            yield None
+            return
+        with image:
+            yield None if tiff and not _is_picture(image) else image
+
+
+def _is_picture(image: Image.Image) -> bool:
+    """Return whether Pillow gives a TIFF file whole: one page, and no more bits than its mode has."""
+    if image.format == "TIFF":
+        try:
+            image.seek(1)  # to count the pages would take minutes where a file says that it has many
+        except EOFError:
+            image.seek(0)
+        except Exception:  # a second page that Pillow does not know
+            return False
+        else:
+            return False
+    tags = getattr(image, "tag_v2", {})
+    if image.mode in ("F", "I") or image.mode.startswith("I;16"):
+        return tags.get(277, 1) == 1  # of planes of floats one after another Pillow gives the first
+    bits = tags.get(258, (8,))
+    return max(bits if isinstance(bits, tuple) else (bits,)) <= 8
+
+
+@contextmanager
+def opened_tiff(path: Path) -> Iterator[Any]:
+    """Open the first series of a TIFF file with tifffile."""
+    try:
+        import tifffile
+    except ImportError:
+        raise DataError(
+            f"{path}: has channels, bits or pages that only tifffile reads: pip install 'vbcaps[tiff]'"
+        ) from None
+    with failing(path, "an image"):
+        check_file(path)
+        with tifffile.TiffFile(path) as file:
+            with suppress(IndexError):
+                file.pages[PAGES]  # series look for all pages, which takes minutes where a file has very many
+                raise Damaged(f"it has more than {PAGES:,} pages")
+            series = file.series[0]
+            if series.nbytes > LARGEST:
+                raise Damaged(f"its {series.shape} values of {series.dtype} take {series.nbytes:,} bytes")
+            yield series
+
+
+def load_array(path: Path) -> np.ndarray:
+    """Map a ``.npy`` file into memory, so that a header that promises too much allocates nothing."""
+    with failing(path, "a NumPy array"):
+        check_file(path)
+        return map_npy(path)
