@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vbcaps.data import DataError, Split, View, hold_out, load_dataset
+from vbcaps.data import DataError, Split, View, folder, hold_out, load_dataset
 from vbcaps.data import stored as store
 from vbcaps.data.stored import Images
 from vbcaps.training.checkpoint import fingerprint
@@ -31,6 +31,7 @@ def photos(tmp_path, monkeypatch):
     """A folder of 30 photographs of two classes, and a cache that is used for the smallest folder."""
     monkeypatch.setenv("VBCAPS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(store, "JOB", 4)
+    monkeypatch.setattr(folder, "BLOCK", 7)
     for k, name in enumerate(("dark", "light")):
         (tmp_path / "photos" / name).mkdir(parents=True)
         for i in range(15):

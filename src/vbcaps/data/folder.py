@@ -26,6 +26,7 @@ TEST_NAMES = ("test", "val", "valid", "validation")
 NO_CLASSES = ("__MACOSX",)  # a folder in archives that were made on a Mac
 SYSTEM_FILES = ("thumbs.db", "desktop.ini")
 SIZE, TEST_FRACTION, SEED = 32, 0.2, 0
+BLOCK = 4096  # images whose headers are read before more are asked for
 LAYOUT = "expected one folder for each class with images in it, or train/ and test/ with such folders"
 Files = dict[str, list[Path]]  # images by class
 T = TypeVar("T")
@@ -252,8 +253,10 @@ def _each(function: Callable[[Path], T], paths: list[Path]) -> list[T]:
         except DataError as error:
             return error
 
+    found: list[T | DataError] = []
     with ThreadPoolExecutor(workers()) as pool:
-        found = list(pool.map(call, paths))
+        for begin in range(0, len(paths), BLOCK):  # a call that waits takes two kilobytes
+            found.extend(pool.map(call, paths[begin : begin + BLOCK]))
     errors = [one for one in found if isinstance(one, DataError)]
     if errors:
         raise all_of([str(error) for error in errors]) from errors[0]
