@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from vbcaps.inference import evaluating
-from vbcaps.layers import Capsules, ClassCaps, ConvCaps, LayerTrace, PrimaryCaps, check_counts
+from vbcaps.layers import Capsules, ClassCaps, ConvCaps, LayerTrace, PrimaryCaps, check_counts, check_routable
 from vbcaps.models import NetworkTrace
 
 LAYOUTS = ("nchw", "nhwc")
@@ -93,6 +93,7 @@ class CapsHead(nn.Module):
 
     def children_of_classes(self, features: Tensor) -> Capsules:
         """Return the map of capsules from which the class capsules are routed."""
+        check_routable(self.primary_caps.conv.weight)
         caps = self.primary_caps(self.pool(features))
         for layer in self.conv_caps:
             caps = layer(caps, posterior=False)

@@ -21,6 +21,7 @@ from vbcaps.routing.fields import Fields, conv_fields, coordinates
 from vbcaps.routing.votes import in_fields
 
 INITS = ("glorot", "identity")
+HALVES = (torch.float16, torch.bfloat16)
 RoutingResult = Posterior | Mixture | Agreement
 
 
@@ -90,6 +91,7 @@ class PrimaryCaps(nn.Module):
             raise TypeError(f"PrimaryCaps takes a feature map (n, channels, h, w), got {type(x).__name__}")
         if x.ndim != 4 or x.shape[1] != self.in_channels:
             raise ValueError(f"x must have shape (n, {self.in_channels}, h, w), got {tuple(x.shape)}")
+        check_dtype("x", x, self.conv.weight)
         a, logit, pose = primary(self.conv(x), self.out_caps, self.norm_a, self.norm_pose, self.backend)
         return Capsules(a, pose, logit)
 
@@ -296,10 +298,11 @@ class ConvCaps(nn.Module):
             raise ValueError(
                 f"poses must have shape {(*a.shape, p, p)} to go with the activations, got {tuple(pose.shape)}"
             )
-        if a.numel() == 0:
+        if 0 in a.shape[1:]:
             raise ValueError(f"there are no capsules: activations have the shape {tuple(a.shape)}")
         if not a.is_floating_point() or not pose.is_floating_point():
             raise TypeError(f"activations and poses must be floating point, got {a.dtype} and {pose.dtype}")
+        check_routable(self.weight)
         if not at_least_float32(a).dtype == at_least_float32(pose).dtype == self.weight.dtype:
             raise TypeError(
                 f"activations and poses are {a.dtype} and {pose.dtype}, the weights {self.weight.dtype}: all must be "
@@ -404,7 +407,30 @@ def without_autocast(device: torch.device) -> AbstractContextManager:
 
 def at_least_float32(x: Tensor) -> Tensor:
     """Return x in float32 if autocast made other layers give it in 16 bits, else unchanged."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    return x.float() if x.dtype in HALVES else x
+
+
+def check_routable(weight: Tensor) -> None:
+    """Raise an error that says what to do if the weights were converted to 16 bits, which routing does not survive."""
+    if weight.dtype in HALVES:
+        raise TypeError(
+            f"the weights are {weight.dtype}, and routing needs float32: keep the network in float32 (net.float()), "
+            f"and run it under torch.autocast({weight.device.type!r}, dtype={weight.dtype}), which takes 16 bits where "
+            "they are enough"
+        )
+
+
+def check_dtype(name: str, x: Tensor, weight: Tensor) -> None:
+    """Raise an error unless ``x`` has the dtype of the weights; under autocast both may have 32 or 16 bits."""
+    cast = (torch.float32, *HALVES)
+    device = x.device.type
+    if x.dtype == weight.dtype or not x.is_floating_point():
+        return
+    known = torch.amp.is_autocast_available(device)
+    if known and torch.is_autocast_enabled(device) and x.dtype in cast and weight.dtype in cast:
+        return
+    to = dict(zip((torch.float32, torch.float64), ("float", "double"), strict=True)).get(weight.dtype, "float")
+    raise TypeError(f"{name} must be {weight.dtype} as the weights are, got {x.dtype}: give {name}.{to}()")
 
 
 def check_counts(**counts: int) -> None:

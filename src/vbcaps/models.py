@@ -7,11 +7,19 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vbcaps.layers import Capsules, ClassCaps, ConvCaps, LayerTrace, PrimaryCaps, check_counts
+from vbcaps.layers import (
+    Capsules,
+    ClassCaps,
+    ConvCaps,
+    LayerTrace,
+    PrimaryCaps,
+    check_counts,
+    check_dtype,
+    check_routable,
+)
 from vbcaps.norm import BatchNorm2d
 
 Value = TypeVar("Value")
@@ -92,11 +100,16 @@ class CapsNet(nn.Module):
         self.register_load_state_dict_pre_hook(_rename_keys)
 
     def forward(self, x: Tensor) -> Capsules:  # n in_channels height width
-        check_images(x, (self.in_channels, *self.image_size))
+        self.check(x)
         caps = self.primary_caps(self.stem(x))
         caps = self.conv_caps1(caps, posterior=False)
         caps = self.conv_caps2(caps, posterior=False)
         return self.class_caps(caps)
+
+    def check(self, x: Tensor) -> None:
+        """Raise an error that names what is wrong with the images, or with the dtype of the weights."""
+        check_routable(self.primary_caps.conv.weight)
+        check_images(x, (self.in_channels, *self.image_size), self.primary_caps.conv.weight)
 
     def trace(self, x: Tensor) -> "NetworkTrace":
         """Classify images by the readable reference, and keep what every layer did.
@@ -113,7 +126,7 @@ class CapsNet(nn.Module):
             conv_caps2 (2, 16, 36, 4, 16) (2, 16, 36, 4)
             class_caps (2, 64, 3, 16) (2, 64, 3)
         """
-        check_images(x, (self.in_channels, *self.image_size))
+        self.check(x)
         features = self.stem(x)
         caps, layers = self.primary_caps(features), {}
         for name in ("conv_caps1", "conv_caps2", "class_caps"):
@@ -206,7 +219,7 @@ class ConvNet(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """Return what the linear classifier reads, the mean of the last filters over positions, ``n d3``."""
-        check_images(x, (self.in_channels, *self.image_size))
+        check_images(x, (self.in_channels, *self.image_size), self.head.weight)
         x = self.stem(x)
         for conv in (self.conv1, self.conv2, self.conv3):
             x = F.relu(conv(x))
@@ -228,12 +241,12 @@ def check_network(
     return tuple(arch), size
 
 
-def check_images(x: Tensor, expected: tuple[int, ...]) -> None:  # n channels height width, and of one image
-    empty = not torch.compiler.is_compiling() and len(x) == 0
-    if x.ndim != 4 or x.shape[1:] != expected or empty:
+def check_images(x: Tensor, expected: tuple[int, ...], weight: Tensor) -> None:  # n channels height width, of one image
+    if x.ndim != 4 or x.shape[1:] != expected:
         raise ValueError(f"images must have shape (n, {', '.join(map(str, expected))}), got {tuple(x.shape)}")
     if not x.is_floating_point():
         raise TypeError(f"images must be floating point, standardised, got {x.dtype}; `View.test` makes them so")
+    check_dtype("images", x, weight)
 
 
 def make_stem(stem: str, in_channels: int, filters: int) -> "ConvStem | ResidualStem":

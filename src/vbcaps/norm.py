@@ -37,6 +37,8 @@ class RunningStatistics(nn.modules.batchnorm._BatchNorm):
         if not self.training:
             return super().forward(x)
         self._check_input_dim(x)
+        if self.gather is None and x.numel() == 0:  # a batch of no images has no statistics
+            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
         if self.gather is None:
             return batch_norm(x, self.running(), self.momentum or 0.0, self.eps, self.weight, self.bias)
         y, mean, var = self.normalise_together(x, self.gather)

@@ -89,8 +89,9 @@ def test_the_floats_of_a_call_have_one_range():
 @pytest.mark.parametrize(
     ("images", "channels", "error", "message"),
     [
-        ([], 1, ValueError, "images must not be empty"),
-        (np.zeros((0, 24, 24), np.uint8), 1, ValueError, r"must not be empty, got shape \(0, 24, 24\)"),
+        (np.zeros((2, 0, 24), np.uint8), 1, ValueError, r"must not be empty, got shape \(2, 0, 24\)"),
+        (np.zeros((0, 24, 3), np.uint8), 3, ValueError, r"must not be empty, got shape \(0, 24, 3\)"),
+        (np.zeros((0, 24), np.uint8), 1, ValueError, r"must not be empty, got shape \(0, 24\)"),
         (np.zeros((24, 24), np.int64), 1, TypeError, "must be uint8 or float, got int64"),
         (torch.zeros(24, 24, dtype=torch.bool), 1, TypeError, "must be uint8 or float, got bool"),
         (np.array(["a"]), 1, TypeError, "must be uint8 or float, got <U1"),

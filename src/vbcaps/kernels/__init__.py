@@ -48,7 +48,7 @@ def route(
         The logit of each parent, ``n l j``, the means ``n l j p r``, and the posterior or None.
     """
     run = backend_for(backend, routing, a, pose, W, fields)
-    if run is None:
+    if run is None or a.shape[0] == 0:  # no kernel is launched for no images
         logit, q = routing(*in_fields(a, pose, W, fields, coordinates), fields.child, a.shape[1])
         return logit, q.m.unflatten(-1, pose.shape[-2:]), q if posterior else None
     coordinates = None if coordinates is None else coordinates.contiguous()
@@ -117,7 +117,7 @@ def native(x: Tensor) -> Backend:
 
 def around(x: Tensor, backend: str) -> Backend:
     """Return the backend that prepares the input of routing and normalises its result."""
-    readable = backend in ("reference", "plain") or torch.compiler.is_exporting() or _transformed()
+    readable = backend in ("reference", "plain") or torch.compiler.is_exporting() or x.shape[0] == 0 or _transformed()
     return backend_named("plain") if readable else native(x)
 
 

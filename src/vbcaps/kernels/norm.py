@@ -48,7 +48,7 @@ def plain_primary(
     pose, logit = x.split([types * p * p, types], dim=1)
     logit = norm_a(logit.flatten(2)).reshape(n, types, h, w).permute(0, 2, 3, 1)
     if norm_pose is not None:
-        pose = norm_pose(pose.reshape(n, types, -1))
+        pose = norm_pose(pose.reshape(n, types, p * p * h * w))
     pose = pose.reshape(n, types, p, p, h, w).permute(0, 4, 5, 1, 2, 3)
     return lay(logit.sigmoid()), logit, lay(pose)
 

@@ -142,8 +142,8 @@ def check_iters(iters: int) -> None:
 def check_routing_inputs(a: Tensor, V: Tensor, child: Tensor, children: int | None, iters: int) -> int:
     """Raise an error that names a wrong argument, its value and the allowed values; return the number of children."""
     check_iters(iters)
-    if V.ndim != 5 or 0 in V.shape:
-        raise ValueError(f"V must have shape (n, l, i, j, d) with no empty axis, got {tuple(V.shape)}")
+    if V.ndim != 5 or 0 in V.shape[1:]:
+        raise ValueError(f"V must have shape (n, l, i, j, d) with no empty axis but n, got {tuple(V.shape)}")
     if a.shape != V.shape[:3]:
         raise ValueError(f"a must have shape (n, l, i) = {tuple(V.shape[:3])} to go with V, got {tuple(a.shape)}")
     if child.shape != V.shape[1:3]:

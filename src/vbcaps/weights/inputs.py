@@ -41,7 +41,8 @@ def read_pixels(images: Any, side: int, channels: int, frame: int | None = None)
     Args:
         images: a NumPy array or tensor ``h w``, ``h w c``, ``c h w``, ``n h w``, ``n h w c`` or ``n c h w``, uint8 or
             float; a PIL image; the path of a picture, of a ``.npy`` file, or of a folder of pictures; or a list of any
-            of these. All float values of a call have one range: [0, 1] where none is above 1, else [0, 255].
+            of these. All float values of a call have one range: [0, 1] where none is above 1, else [0, 255]. No
+            images, as an empty list or an array with n = 0, give an empty result.
         side: height and width of the result.
         channels: the channels of the result. 1 and 3 are converted into each other; the images must have any other
             number themselves.
@@ -50,7 +51,7 @@ def read_pixels(images: Any, side: int, channels: int, frame: int | None = None)
     """
     items = list(images) if isinstance(images, list | tuple) else [images]
     if not items:
-        raise ValueError("images must not be empty, got an empty list")
+        return torch.zeros(0, channels, side, side, dtype=torch.uint8)
     items = [one for item in items for one in _members(item)]
     parts = _scaled([_decoded(item, side, channels, frame) for item in items])
     return together([_fitted(part, side, channels, frame) for part in parts])
@@ -120,7 +121,8 @@ def _array(x: np.ndarray | Tensor, channels: int, what: str) -> Tensor:
     if isinstance(x, np.ndarray):
         x = torch.from_numpy(x.copy() if kind == "uint8" else x.astype(np.float32))
     shape = tuple(x.shape)
-    if 0 in shape:
+    several = x.ndim == 4 or (x.ndim == 3 and shape[2] not in PICTURES)  # else the first axis is not n
+    if 0 in shape[several:]:
         raise ValueError(f"{what} must not be empty, got shape {shape}")
     return x.permute(_axes(shape, channels, what)) if x.ndim == 4 else _with_axes(x, channels, what)
 
@@ -173,9 +175,9 @@ def _rgba(shape: tuple[int, ...]) -> str:
 
 def _scaled(parts: list[Tensor]) -> list[Tensor]:
     """Return arrays as bytes; float arrays have one common range, and an ambiguous or impossible range is an error."""
-    floats = [part for part in parts if part.is_floating_point()]
+    floats = [part for part in parts if part.is_floating_point() and len(part)]
     if not floats:
-        return parts
+        return [part.byte() for part in parts]
     if not all(bool(part.isfinite().all()) for part in floats):
         raise ValueError(f"{RANGES}, got NaN or infinity")
     low, high = min(float(part.min()) for part in floats), max(float(part.max()) for part in floats)
@@ -195,7 +197,8 @@ def _fitted(part: Tensor, side: int, channels: int, frame: int | None) -> Tensor
     side = side if frame is None or part.shape[2:] != (frame, frame) else frame
     if part.shape[1:] == (channels, side, side):
         return part.contiguous()
-    return torch.stack([_one(image, side, channels) for image in part])
+    fitted = [_one(image, side, channels) for image in part]
+    return torch.stack(fitted) if fitted else part.new_zeros(0, channels, side, side)
 
 
 def _one(image: Tensor, side: int, channels: int) -> Tensor:  # c h w

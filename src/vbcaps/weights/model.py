@@ -100,7 +100,8 @@ class Model(nn.Module):
             crops: 1 for the central crop; 5 or a square number for the mean over several crops.
 
         Returns:
-            Probabilities as a float tensor ``n c`` on the CPU, in the order of ``classes``; ``1 c`` for one image.
+            Probabilities as a float tensor ``n c`` on the CPU, in the order of ``classes``; ``1 c`` for one image, and
+            ``0 c`` for an empty list or an array of no images.
 
         Example:
             >>> import numpy as np, vbcaps
@@ -112,6 +113,8 @@ class Model(nn.Module):
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         pixels, weight = self.read(images), next(self.net.parameters())
+        if not len(pixels):
+            return torch.zeros(0, self.num_classes)
         with evaluating(self), exact_convolutions():
             found = [self._scores(part.to(weight.device), crops, weight.dtype) for part in pixels.split(batch_size)]
         return torch.cat(found)

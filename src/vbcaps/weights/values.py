@@ -29,10 +29,9 @@ def read_values(images: Any, side: int, channels: int, axes: str = "auto") -> Te
         axes: where the channels of arrays are, if their number does not tell.
     """
     items = list(images) if isinstance(images, list | tuple) else [images]
-    if not items:
-        raise ValueError("images must not be empty, got an empty list")
     planes = [one for item in items for one in _each(item, channels, axes)]
-    return torch.stack([_fitted(one, side, channels, name) for one, name in planes])
+    fitted = [_fitted(one, side, channels, name) for one, name in planes]
+    return torch.stack(fitted) if fitted else torch.zeros(0, channels, side, side)
 
 
 def _each(item: Any, channels: int, axes: str) -> list[tuple[np.ndarray, str]]:
@@ -65,7 +64,7 @@ def _of_file(file: Path, channels: int, axes: str) -> list[tuple[np.ndarray, str
 
 def _images(x: np.ndarray, channels: int, axes: str, name: str) -> list[np.ndarray]:
     """Return the images of an array, ``c h w`` each."""
-    if 0 in x.shape:
+    if 0 in x.shape[x.ndim > 2 :]:
         raise ValueError(f"{name} must not be empty, got shape {x.shape}")
     if x.ndim == 2 and channels == 1:
         return [x[None]]
