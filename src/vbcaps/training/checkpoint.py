@@ -1,6 +1,7 @@
 """The state of a run: everything that a run needs to resume with the same bits as if it had never stopped."""
 
 import zlib
+from types import NoneType
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -30,6 +31,12 @@ class State(NamedTuple):
     began_with: dict[str, Any] | None = None  # the weights that the run began with
 
 
+KINDS: dict[str, tuple[type, ...]] = dict(
+    recipe=(dict,), data=(str,), epoch=(int,), step=(int,), rows=(list,), best=(dict, NoneType),
+    seconds=(int, float), epoch_seconds=(int, float), began_with=(dict, NoneType),
+)  # fmt: skip
+
+
 def pack_state(tensors: dict[str, Tensor], state: State) -> bytes:
     """Return the content of ``state.safetensors``."""
     return pack_tensors(tensors, dict(format=FORMAT, **state._asdict()))
@@ -39,11 +46,19 @@ def unpack_state(content: bytes, file: str) -> tuple[dict[str, Tensor], State]:
     """Return the tensors and the position in ``state.safetensors``; ``file`` is its name in errors."""
     tensors, header = unpack_tensors(content, file)
     if header.get("format") != FORMAT:
-        raise RunError(f"{file} is not the state of a run")
+        got = ascii(header.get("format"))[:60]
+        raise RunError(
+            f"{file} is not the state of a run that vbcaps {vbcaps.__version__} can resume: it has the format {got}, "
+            f"not {FORMAT!r}"
+        )
     known = {field: header[field] for field in State._fields if field in header}
     for field in State._fields:
         if field not in known and field not in State._field_defaults:
             raise RunError(f"{file} is damaged: its header has no {field!r}")
+        if field in known and not isinstance(known[field], KINDS[field]):
+            raise RunError(f"{file} is damaged: {field} is {ascii(known[field])[:60]}")
+    if not all(isinstance(row, dict) for row in known["rows"]):
+        raise RunError(f"{file} is damaged: rows are {ascii(known['rows'])[:60]}")
     return tensors, State(**known)
 
 

@@ -1,12 +1,18 @@
 """Atomic files, and folders that only one run at a time may write to.
 
 A file is written under another name in its folder and then renamed, so a reader always finds the old or the new file.
+File and folder are synced, so that this also holds after a power cut.
+
+The lock on a folder is the system's (flock): it ends with the process that holds it, also when that is killed or the
+machine stops, so no lock can be left over.
 """
 
 import contextlib
+import errno
 import json
 import os
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +20,9 @@ try:
     import fcntl
 except ImportError:  # Windows: folders are not locked there
     fcntl = None  # type: ignore[assignment]
+
+
+BINARY = getattr(os, "O_BINARY", 0)  # Windows
 
 
 class RunError(Exception):
@@ -29,15 +38,71 @@ def write(path: Path, content: bytes) -> None:
     """
     beside = path.with_name(f".{path.name}.part")
     try:
-        with open(beside, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        put(beside, content)
         os.replace(beside, path)
+        sync(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):  # a path below a file cannot even be looked for
             beside.unlink()
-        raise RunError(f"cannot write {path}: {error.strerror}; what was there before is unchanged") from error
+        raise RunError(
+            f"cannot write {path}: {error.strerror}; what was there before is unchanged, unless the new file is whole"
+        ) from error
+
+
+def put(path: Path, content: bytes) -> None:
+    """Write a file that nobody reads yet, and wait until it is on the disk."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | BINARY, 0o666)
+    try:
+        left = memoryview(content)
+        while left:
+            left = left[os.write(file, left) :]
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def sync(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk: a file that was renamed is else not safe from a power cut."""
+    if os.name == "nt":  # a folder cannot be opened there
+        return
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that cannot sync a folder
+            raise
+    finally:
+        os.close(opened)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, so that they outlast a power cut."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync(folder.parent)
+
+
+def keep(path: Path, before: Path) -> None:
+    """Give a file that is about to be replaced a second name, under which it stays."""
+    beside = before.with_name(f".{before.name}.part")
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            beside.unlink()
+        try:
+            os.link(path, beside)
+        except FileNotFoundError:  # nothing was written yet
+            return
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS):
+                raise
+            os.replace(path, before)  # a file system without second names
+            return
+        os.replace(beside, before)
+        with contextlib.suppress(FileNotFoundError):
+            beside.unlink()  # it is still there if both were names of one file
+    except OSError as error:
+        raise RunError(f"cannot write {before}: {error.strerror}; {path.name} beside it is unchanged") from error
 
 
 class Writer:
@@ -45,9 +110,13 @@ class Writer:
 
     The files of one call are written in order, and after the files of the previous call, so a crash leaves the same
     files as without a thread. If writing fails, the next ``writer()`` or ``wait()`` raises the error.
+
+    Args:
+        kept: the names of files whose former content is kept, with the names under which it is.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kept: Mapping[str, str] | None = None) -> None:
+        self.kept = kept or {}
         self.thread: threading.Thread | None = None
         self.error: Exception | None = None
 
@@ -59,6 +128,8 @@ class Writer:
     def work(self, files: dict[Path, bytes]) -> None:
         try:
             for path, content in files.items():
+                if path.name in self.kept:
+                    keep(path, path.with_name(self.kept[path.name]))
                 write(path, content)
         except Exception as error:
             self.error = error
@@ -94,7 +165,10 @@ def lock(folder: Path) -> int | None:
     """Lock the folder against other runs until the returned descriptor is closed or the process ends."""
     if fcntl is None:
         return None
-    held = os.open(folder, os.O_RDONLY)
+    try:
+        held = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise RunError(f"cannot lock {folder}: {error.strerror}") from error
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -108,13 +182,10 @@ def lock(folder: Path) -> int | None:
 def check_writable(folder: Path, size: int) -> None:
     """Make the folder and check that ``size`` bytes fit, now rather than after the first epoch."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         probe = folder / ".room.part"
         try:
-            with open(probe, "wb") as file:
-                file.write(bytes(size))
-                file.flush()
-                os.fsync(file.fileno())
+            put(probe, bytes(size))
         finally:
             probe.unlink(missing_ok=True)
     except OSError as error:

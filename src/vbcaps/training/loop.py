@@ -466,12 +466,14 @@ class Stop:
 
 @contextmanager
 def listening() -> Iterator[Stop]:
-    """Record the first Ctrl-C or SIGTERM; a second one has its usual effect."""
+    """Record the first Ctrl-C, SIGTERM or SIGHUP, of a terminal that closes; a second one has its usual effect."""
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():  # only the main thread can catch signals
         yield stop
         return
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # which nohup sets
+        numbers = (*numbers, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
 
     def note(number: int, frame: FrameType | None) -> None:

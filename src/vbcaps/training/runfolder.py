@@ -5,6 +5,7 @@
                         the run was resumed
     metrics.csv         a row for each epoch; that of a VAE also has the parts of its loss
     state.safetensors   everything that a run needs to resume; its header has the position and the rows so far as JSON
+    state.before.safetensors  the state before that, until the run is finished
     last.safetensors    the last weights; the header has their recipe, classes and view, so the file alone is usable
     best.safetensors    the weights that are best in validation, if there is a validation share
     result.json         the result, written last: its presence means that the run is finished
@@ -22,6 +23,7 @@ from typing import Any
 from vbcaps.training.files import RunError, read_json
 from vbcaps.training.recipe import Recipe
 
+STATE, BEFORE = "state.safetensors", "state.before.safetensors"
 LATEST = "latest"  # the name in runs/ that leads to the run begun last
 # Each run has these columns; a VAE has more, the names of which its rows give.
 COLUMNS = ("epoch", "loss", "train_error", "validation_error", "lr", "seconds", "images_per_second")

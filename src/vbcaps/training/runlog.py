@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from vbcaps.training.events import Event, Kind
 from vbcaps.training.files import RunError, Writer, check_writable, lock, read_json, write, write_json
 from vbcaps.training.learner import NEVER, Learner, Totals
 from vbcaps.training.recipe import Recipe
-from vbcaps.training.runfolder import pack_metrics
+from vbcaps.training.runfolder import BEFORE, STATE, pack_metrics
 from vbcaps.weights.file import pack_weights, unpack_weights
 from vbcaps.weights.model import Model, model_of
 from vbcaps.weights.tensors import copy_tensors, pack_tensors
@@ -66,7 +67,7 @@ class Result:
 
 def check_folder(recipe: Recipe, folder: Path, resume: bool) -> None:
     """Raise an error if a run of this recipe may not write to the folder."""
-    if not resume and any((folder / name).exists() for name in ("state.safetensors", "result.json")):
+    if not resume and any((folder / name).exists() for name in (STATE, BEFORE, "result.json")):
         raise RunError(f"{folder} already holds a run: resume it, or choose another folder")
     if resume and (folder / "recipe.json").exists():
         check_same(read_json(folder / "recipe.json"), recipe, folder)
@@ -97,7 +98,7 @@ class RunLog:
         self.recipe, self.folder, self.data, self.learner, self.group = recipe, folder, data, learner, learner.group
         self.began_with = began_with
         self.device = data.train.labels.device
-        self.writer = Writer()
+        self.writer = Writer({STATE: BEFORE})
         self.held: int | None = None  # the lock on the folder, while this run is open
         self.rows: list[dict[str, Any]] = []
         self.best: dict[str, Any] | None = None  # the row that is best in validation
@@ -134,10 +135,10 @@ class RunLog:
         """Resume from the state, or begin; before that, check that the folder has room and lock it."""
         if self.group.writes:
             size = len(pack_tensors(self.learner.tensors(), {}))
-            check_writable(self.folder, 4 * size)  # state, last, best, and the one being written
+            check_writable(self.folder, 5 * size)  # state, the one before, last, best, and the one being written
             self.held = lock(self.folder)
             check_folder(self.recipe, self.folder, resume)  # again: another run may have ended meanwhile
-        if resume and self.has("state.safetensors"):
+        if resume and (self.has(STATE) or self.has(BEFORE)):
             self.restore()
             self.write_environment(resume)
         else:
@@ -175,29 +176,58 @@ class RunLog:
             )
 
     def restore(self) -> None:
-        """Go back to the saved state."""
+        """Go back to the saved state, or where that is gone, to the one before it."""
         self.wait()
-        path = self.folder / "state.safetensors"
-        tensors, state = unpack_state(self.group.read(path, self.device), str(path))
+        path = self.folder / (STATE if self.has(STATE) else BEFORE)
+        content = self.read(path)
+        try:
+            tensors, state = unpack_state(content, str(path))
+            self.check_position(path, state)
+        except RunError as error:
+            raise RunError(f"{error}{self.offer(path)}") from error
         self.rows, self.best, self.began_with = state.rows, state.best, state.began_with
         self.seconds, self.epoch_seconds = state.seconds, state.epoch_seconds
-        epoch, step = state.epoch, state.step
         check_same(state.recipe, self.recipe, self.folder)
         if state.data != self.data.sum:
             raise RunError(f"{self.folder} was trained on other images than the present ones ({self.data.source})")
-        if len(self.rows) != epoch or not (0 <= epoch <= self.recipe.epochs and 0 <= step <= self.learner.steps):
-            raise RunError(f"{path} is damaged: it stands at epoch {epoch}, step {step}, with {len(self.rows)} rows")
         copy_tensors(self.learner.tensors(), current_names(tensors), str(path))
         self.learner.bad.fill_(NEVER)
         if not self.group.writes:
             self.learner.sums.zero_()  # the first process has the sums of all
-        self.learner.epoch, self.learner.step = epoch, step
+        self.learner.epoch, self.learner.step = state.epoch, state.step
+
+    def check_position(self, path: Path, state: State) -> None:
+        """Raise an error if a state stands where no run of this recipe can be."""
+        epoch, step, rows = state.epoch, state.step, len(state.rows)
+        if rows != epoch or not (0 <= epoch <= self.recipe.epochs and 0 <= step <= self.learner.steps):
+            raise RunError(f"{path} is damaged: it stands at epoch {epoch}, step {step}, with {rows} rows")
+
+    def read(self, path: Path) -> bytes:
+        """Return the content of a file of the run, which only the first process needs to have."""
+        try:
+            return self.group.read(path, self.device)
+        except OSError as error:
+            raise RunError(f"cannot read {path}: {error.strerror}") from error
+
+    def offer(self, path: Path) -> str:
+        """Return the end of an error about a state: what to do with the state before it, if that is whole."""
+        before = self.folder / BEFORE
+        if path == before or not before.exists():
+            return ""
+        try:
+            _, state = unpack_state(before.read_bytes(), str(before))
+        except (OSError, RunError):
+            return ""
+        return (
+            f". The state before it, {before.name}, is whole, at epoch {state.epoch + 1}, step {state.step}: remove "
+            f"{path.name}, and --resume continues from there, with the same bits"
+        )
 
     def save(self) -> None:
         """Begin to write the present state; it is on the disk only after ``wait``."""
         state = self.pack_state()
         if self.group.writes:
-            self.writer({self.folder / "state.safetensors": state})
+            self.writer({self.folder / STATE: state})
         self.saved = time.perf_counter()
 
     def wait(self) -> None:
@@ -260,7 +290,7 @@ class RunLog:
         if self.group.writes:
             weights, metrics = self.pack_weights(row), pack_metrics(self.rows)
             files = {"best.safetensors": weights} if better else {}
-            files |= {"last.safetensors": weights, "state.safetensors": state, "metrics.csv": metrics}
+            files |= {"last.safetensors": weights, STATE: state, "metrics.csv": metrics}
             self.writer({self.folder / name: content for name, content in files.items()})
         self.saved = time.perf_counter()
 
@@ -288,7 +318,7 @@ class RunLog:
         path = self.folder / "best.safetensors"
         if not self.has(path.name):
             raise RunError(f"{path} is missing, and with it the weights that were best in validation")
-        kept = unpack_weights(self.group.read(path, self.device), str(path))
+        kept = unpack_weights(self.read(path), str(path))
         copy_tensors(self.learner.weights.state_dict(), kept.tensors, str(path))
         return path.name
 
@@ -322,6 +352,8 @@ class RunLog:
         if self.group.writes:
             write(result.weights, weights)
             write_json(self.folder / "result.json", result.to_json())
+            with suppress(OSError):
+                (self.folder / BEFORE).unlink()
         return self.model(weights, result)
 
     def model(self, content: bytes, result: Result) -> Model:
@@ -331,16 +363,12 @@ class RunLog:
     def finished_model(self) -> Model:
         """Return the model of a run that is finished."""
         result = self.read_result()
-        try:
-            content = self.group.read(result.weights, self.device)
-        except OSError as error:
-            raise RunError(f"cannot read the weights {result.weights}: {error.strerror}") from error
-        return self.model(content, result)
+        return self.model(self.read(result.weights), result)
 
     def read_result(self) -> Result:
         path = self.folder / "result.json"
         try:
-            fields = json.loads(self.group.read(path, self.device))
+            fields = json.loads(self.read(path))
             for split in ("test", "familiar"):
                 if fields[split] is not None:
                     fields[split] = Evaluation.from_json(fields[split])

@@ -16,7 +16,7 @@ from torch import Tensor
 from vbcaps.training.files import RunError
 from vbcaps.training.recipe import OBEYED
 
-LONGEST = 2**24  # bytes of a header; that of a network of ours has some thousands
+LONGEST = 2**26  # bytes of a header; a state's has a row for each of up to 100,000 epochs
 DEEPEST = 16  # levels of a header, one within another
 FLOATS = ("F32", "F64", "F16", "BF16")  # what a tensor of floats is read from
 DTYPES = dict(
