@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from vbcaps.layers import Capsules, ClassCaps, ConvCaps, PrimaryCaps
     from vbcaps.models import CapsNet, ConvNet
     from vbcaps.prior import Prior
+    from vbcaps.training.folds import fit_folds
     from vbcaps.training.loop import fit, fit_seeds
     from vbcaps.training.recipes import recipe
     from vbcaps.vae import CapsVAE, Reconstruction
@@ -35,6 +36,7 @@ __all__ = [
     "__version__",
     "export",
     "fit",
+    "fit_folds",
     "fit_seeds",
     "list_models",
     "load",
@@ -47,7 +49,7 @@ _HOME = dict(
     Capsules="layers", ClassCaps="layers", ConvCaps="layers", PrimaryCaps="layers",
     Model="weights.model", load="weights.model", list_models="weights.find", export="weights.export",
     CapsuleClassifier="classifier",
-    fit="training.loop", fit_seeds="training.loop", recipe="training.recipes",
+    fit="training.loop", fit_folds="training.folds", fit_seeds="training.loop", recipe="training.recipes",
 )  # fmt: skip
 
 

@@ -146,7 +146,8 @@ def duration(seconds: float) -> str:
 def say_results(results: Sequence["Result"]) -> None:
     """Print the results and the files of each run, then the mean over all runs."""
     for result in results:
-        name = f"seed {result.seed}: " if len(results) > 1 else ""
+        what = f"fold {result.recipe.fold}" if result.recipe.folds else f"seed {result.seed}"
+        name = f"{what}: " if len(results) > 1 else ""
         for what, evaluation in (("test", result.test), ("familiar views", result.familiar)):
             if evaluation is not None:
                 say(f"{name}{tested(evaluation, what)}")
@@ -165,7 +166,8 @@ def say_results(results: Sequence["Result"]) -> None:
     errors = [result.test.error for result in results if result.test is not None]
     if len(errors) > 1:
         mean, std = statistics.mean(errors), statistics.stdev(errors)
-        say(f"test error {percent(mean)} ± {percent(std)} over {len(errors)} seeds")
+        what = "folds" if results[0].recipe.folds else "seeds"
+        say(f"test error {percent(mean)} ± {percent(std)} over {len(errors)} {what}")
 
 
 def by_heart(result: "Result") -> str:

@@ -73,6 +73,7 @@ def train(
     first = os.environ.get("RANK", "0") == "0"  # of torchrun's processes only the first writes and prints
     quiet = quiet or not first
     with clear_errors():
+        from vbcaps.training.folds import fit_folds
         from vbcaps.training.loop import Interrupted, Options, fit, fit_seeds
 
         check_device(device)
@@ -91,6 +92,9 @@ def train(
             chosen, sentences = for_own_images(chosen, {*wanted, *of_source})
             for sentence in () if quiet else sentences:
                 say(f"{chosen.data}: {sentence}")
+        every = chosen.folds > 0 and not chosen.fold
+        if every and seeds > 1:
+            raise ValueError(f"--seeds {seeds} cannot be combined with all folds: choose one with --fold")
         name = Path(chosen.data).resolve().name if chosen.data else chosen.name
         try:
             with new_run(name, resume or out, first) as folder, Display(quiet, seeds) as display:
@@ -98,6 +102,8 @@ def train(
                 def on_event(event: "Event") -> None:
                     if event.kind == "start" and folder.parent == RUNS:
                         set_latest(folder)
+                    if event.kind == "start" and every and not quiet and event.recipe is not None:
+                        say(f"fold {event.recipe.fold} of {event.recipe.folds}")
                     display(event)
                     follow(event)
 
@@ -109,8 +115,12 @@ def train(
                     tensorboard=tensorboard,
                     on_event=on_event,
                 )
-                one = seeds == 1
-                models = [fit(chosen, folder, **options)] if one else fit_seeds(chosen, folder, seeds, **options)
+                if every:
+                    models = fit_folds(chosen, folder, **options)
+                elif seeds > 1:
+                    models = fit_seeds(chosen, folder, seeds, **options)
+                else:
+                    models = [fit(chosen, folder, **options)]
         except Interrupted as stop:
             again = f"vbcaps train --resume {shlex.quote(str(folder))}" + (f" --seeds {seeds}" if seeds > 1 else "")
             complain(f"interrupted; the run is saved. Continue it with: {again}")
@@ -151,7 +161,9 @@ def fine_tuning_of(source: str, wanted: dict[str, Any]) -> Recipe:
 
 
 def recipe_of(folder: Path) -> Recipe:
-    """Return the recipe of a run, or that of the first of several seeds in one folder."""
-    from vbcaps.training.runfolder import read_recipe, seed_folders
+    """Return the recipe of a run, or that of the first of several seeds or of all folds in one folder."""
+    from vbcaps.training.runfolder import fold_folders, read_recipe, seed_folders
 
+    if folds := fold_folders(folder):
+        return dataclasses.replace(read_recipe(folds[0]), fold=0)
     return read_recipe([*seed_folders(folder), folder][0])

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from vbcaps.data.dataset import DataError, Dataset, Split, data_folder
     from vbcaps.data.download import FileState, check, fetch
     from vbcaps.data.folder import fit_image, image_files, read_image, read_images
-    from vbcaps.data.splits import hold_out, viewpoints
+    from vbcaps.data.splits import divide, hold_out, viewpoints
 
 __all__ = [
     "FACTS",
@@ -22,6 +22,7 @@ __all__ = [
     "View",
     "check",
     "data_folder",
+    "divide",
     "fetch",
     "fit_image",
     "hold_out",
@@ -37,7 +38,7 @@ _HOME = dict(
     data_folder="dataset",
     FileState="download", check="download", fetch="download", fit_image="folder", image_files="folder",
     read_image="folder",
-    read_images="folder", hold_out="splits", viewpoints="splits",
+    read_images="folder", divide="splits", hold_out="splits", viewpoints="splits",
 )  # fmt: skip
 
 

@@ -27,17 +27,20 @@ class Split(NamedTuple):
     info: Tensor | None = (
         None  # n 4   smallNORB: instance, elevation 0..8, azimuth 0, 2..34 (tens of degrees), lighting
     )
+    groups: Tensor | None = None  # n   int64: images with the same number, as of one patient, stay on one side
 
     def take(self, index: Tensor) -> "Split":
         """Return the images that ``index`` selects, by numbers or as a mask."""
-        return Split(self.images[index], self.labels[index], None if self.info is None else self.info[index])
+        info, groups = (None if x is None else x[index] for x in (self.info, self.groups))
+        return Split(self.images[index], self.labels[index], info, groups)
 
     def to(self, device: torch.device | str) -> "Split":
         """Return the split on a device; on a GPU, where PyTorch does little with uint16, such images are floats."""
-        images, labels, info = self
+        images, labels, *others = self
         if images.dtype == torch.uint16 and torch.device(device).type != "cpu":
             images = images.float()
-        return Split(images.to(device), labels.to(device), None if info is None else info.to(device))
+        info, groups = (None if x is None else x.to(device) for x in others)
+        return Split(images.to(device), labels.to(device), info, groups)
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Dataset:
 
 def check_split(split: Split, classes: int, where: str, empty: bool = False) -> None:
     """Check a split's shapes, types and range of labels; ``where`` begins the message, ``empty`` allows no images."""
-    images, labels, info = split
+    images, labels, info, groups = split
     if images.dtype not in DTYPES or images.ndim != 4:
         raise DataError(
             f"{where}: images must be uint8, uint16 or float32 n c h w, got {images.dtype} {tuple(images.shape)}"
@@ -72,6 +75,10 @@ def check_split(split: Split, classes: int, where: str, empty: bool = False) -> 
         )
     if info is not None and info.shape != (len(images), 4):
         raise DataError(f"{where}: {len(images)} images need info of shape {(len(images), 4)}, got {tuple(info.shape)}")
+    if groups is not None and (groups.dtype != torch.int64 or groups.shape != labels.shape):
+        raise DataError(
+            f"{where}: {len(images)} images need as many int64 groups, got {groups.dtype} {tuple(groups.shape)}"
+        )
     if len(images) == 0:
         return
     if images.is_floating_point() and not all(bool(part.isfinite().all()) for part in images.split(CHUNK)):

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from vbcaps.data.dataset import DataError, Dataset, Split
 from vbcaps.data.errors import written
+from vbcaps.data.groups import groups_of_files
 from vbcaps.data.opening import TURNS, opened
 from vbcaps.data.pixels import SUFFIXES, Form, Header, decode, fit_picture, form_of, read_header
 from vbcaps.data.splits import held_out, hold_out
@@ -44,15 +45,15 @@ class Survey(NamedTuple):
     left_out: tuple[str, ...]  # sentences about files that are not read
 
 
-def survey(root: Path, axes: str = "auto") -> Survey:
-    """Survey a folder that ``image_folder`` can read; raise the same errors, except for damaged pixels."""
+def survey(root: Path, axes: str = "auto", whole: bool = False) -> Survey:
+    """Survey a folder that ``image_folder`` can read; raise the same errors, except for damaged pixels and groups."""
     with listing(root):
         parts = _parts(root)
     paths = _paths(parts)
     headers = _headers(paths, axes)
     sides = sorted(min(header.height, header.width) for header in headers)
     counts = {name: [len(members) for members in files.values()] for name, files in parts.items()}
-    if "test" not in parts:
+    if "test" not in parts and not whole:
         _check_enough(root, parts["train"])
         counts["test"] = [held_out(count, TEST_FRACTION) for count in counts["train"]]
         counts["train"] = [count - held for count, held in zip(counts["train"], counts["test"], strict=True)]
@@ -64,7 +65,12 @@ def survey(root: Path, axes: str = "auto") -> Survey:
 
 
 def image_folder(
-    root: Path, size: int | None = None, whole: bool = False, axes: str = "auto", progress: Progress | None = None
+    root: Path,
+    size: int | None = None,
+    whole: bool = False,
+    axes: str = "auto",
+    progress: Progress | None = None,
+    groups: str | None = None,
 ) -> Dataset:
     """Read images at ``size`` (32): the shorter side is resized to it, the longer cropped; grey if all images are grey.
 
@@ -77,15 +83,19 @@ def image_folder(
         whole: class folders alone are not divided: all their images are both the training set and the test set.
         axes: where the channels of arrays are, see ``vbcaps.data.pixels.channel_axis``.
         progress: is told how many images have been decoded, where this takes long.
+        groups: says which images belong together, see ``vbcaps.data.groups``.
     """
     size = size or SIZE
     with listing(root):
         parts = _parts(root)
-    images, begin = _images_of(root, _paths(parts), size, axes, progress), 0
+    paths, begin = _paths(parts), 0
+    together = None if groups is None else groups_of_files(groups, root, paths)
+    images = _images_of(root, paths, size, axes, progress)
     splits = {}
     for name, files in parts.items():
         labels = torch.tensor([label for label, members in enumerate(files.values()) for _ in members])
-        splits[name] = Split(images[begin : begin + len(labels)], labels)
+        here = slice(begin, begin + len(labels))
+        splits[name] = Split(images[here], labels, groups=None if together is None else together[here])
         begin += len(labels)
     train, test = splits["train"], splits.get("test")
     if test is None and whole:

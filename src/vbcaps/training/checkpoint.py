@@ -14,7 +14,11 @@ from vbcaps.training.recipe import Recipe
 from vbcaps.weights.tensors import pack_tensors, unpack_tensors
 
 FORMAT = "vbcaps state 1"
-MAY_CHANGE = ("save_seconds", "data")  # fields that may differ when a run resumes; a checksum identifies the data
+MAY_CHANGE = (
+    "save_seconds",
+    "data",
+    "groups",
+)  # fields that may differ when a run resumes; a checksum identifies the data
 
 
 class State(NamedTuple):

@@ -13,7 +13,7 @@ from typing import TypedDict, Unpack
 
 import torch
 
-from vbcaps.data import DataError, Dataset, Split, hold_out, load_dataset, viewpoints
+from vbcaps.data import DataError, Dataset, Split, divide, hold_out, load_dataset, viewpoints
 from vbcaps.data.resize import resize_dataset
 from vbcaps.data.stored import Progress
 from vbcaps.inference import evaluating, exact_convolutions
@@ -394,13 +394,18 @@ def prepare(
         dataset: images in memory, in place of the recipe's; ``trained_on`` gives them their recipe.
         progress: is told how many images of a large folder have been decoded, and how many there are.
     """
+    every = whole or recipe.folds > 0  # class folders alone are not divided into training and test images
     if dataset is not None:
+        if recipe.groups is not None:
+            raise ValueError(
+                f"groups of images in memory are in their Split: groups must be None, got {recipe.groups!r}"
+            )
         dataset = resize_dataset(dataset, recipe.image_size)
     elif recipe.data is not None:
         own, size = Path(recipe.data).resolve(), recipe.image_size or recipe.crop
-        dataset = load_dataset(own, size=size, whole=whole, axes=recipe.axes, progress=progress)
+        dataset = load_dataset(own, size=size, whole=every, axes=recipe.axes, progress=progress, groups=recipe.groups)
     else:
-        dataset = load_dataset(recipe.dataset, folder, recipe.image_size)
+        dataset = load_dataset(recipe.dataset, folder, recipe.image_size, groups=recipe.groups)
     check_classes(dataset.classes)  # now: the weights files of this training must be readable
     train, test = dataset.train, dataset.test
     familiar: Split | None = None
@@ -408,6 +413,10 @@ def prepare(
         train, familiar, test = viewpoints(dataset, recipe.viewpoint)
     elif recipe.data is None and recipe.dataset == "affnist":
         familiar = load_dataset("mnist", folder).test
+    if recipe.folds and not whole:
+        if not recipe.fold:
+            raise ValueError(f"fold must be 1 to {recipe.folds}, got 0: `fit_folds` trains all folds")
+        train, test = divide(train, recipe.folds, recipe.fold, recipe.split)
     validation = familiar if recipe.match else dataset.validation
     if recipe.validation and not whole:
         train, validation = hold_out(train, recipe.validation, recipe.split, recipe.hold_out)

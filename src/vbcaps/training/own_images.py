@@ -34,7 +34,10 @@ def for_own_images(recipe: Recipe, given: Collection[str] = ()) -> tuple[Recipe,
     from vbcaps.data.splits import held_out
 
     assert recipe.data is not None
-    found = survey(Path(recipe.data), recipe.axes)
+    found = survey(Path(recipe.data), recipe.axes, whole=recipe.folds > 0)
+    rest = found.train
+    if recipe.folds:
+        found = found._replace(train=tuple(count - -(-count // recipe.folds) for count in rest))
     changes: dict[str, Any] = {}
     said: list[str] = []
 
@@ -53,8 +56,11 @@ def for_own_images(recipe: Recipe, given: Collection[str] = ()) -> tuple[Recipe,
     held = [held_out(count, share) if share else 0 for count in found.train]
     train, validation = sum(found.train) - sum(held), sum(held) or found.validation
     names = ", ".join(found.classes) if len(found.classes) <= 10 else f"{', '.join(found.classes[:9])} and others"
-    chooses = f"{validation} to choose the best epoch, " if validation else ""
-    said.append(f"{len(found.classes)} classes ({names}): {train} images to train on, {chooses}{found.test} to test")
+    about = "about " if recipe.groups else ""
+    chooses = f"{about}{validation} to choose the best epoch, " if validation else ""
+    tested = f"{about}{sum(rest) - sum(found.train) if recipe.folds else found.test} to test"
+    folds = f" in each of {recipe.folds} folds" if recipe.folds else ""
+    said.append(f"{len(found.classes)} classes ({names}): {about}{train} images to train on, {chooses}{tested}{folds}")
     if found.form not in (Form(1, "uint8"), Form(3, "uint8")):
         said.append(f"images of {found.form}")
     said.extend(found.left_out)

@@ -42,7 +42,7 @@ RANGES: dict[str, tuple[float, float]] = dict(
     temperature=(1e-6, 1e6), min_var=(1e-9, 1e6), gain=(1e-3, 1e3), noise=(0, 1), batch=(1, 65536), epochs=(1, 100_000),
     lr=(0, 100), momentum=(0, 0.9999), weight_decay=(0, 1), warmup=(0, 100_000), decay=(0, 1), final=(0, 1),
     ema=(0, 0.999999), evidence=(0, 1000), save_seconds=(0, math.inf), eta=(0, 1e6), beta=(0, 1e6),
-    kl_warmup=(0, 100_000), decoder=(4, 4096), patience=(0, 100_000), balance=(0, 1),
+    kl_warmup=(0, 100_000), decoder=(4, 4096), folds=(0, 1000), fold=(0, 1000), patience=(0, 100_000), balance=(0, 1),
 )  # fmt: skip
 PRIOR = ("alpha0", "m0", "kappa0", "psi0", "nu0")
 VB_ONLY = ("activation", "through", "precision", *PRIOR, "learn", "evidence")
@@ -76,6 +76,13 @@ class Recipe:
     )
     hold_out: str = _field("images", "hold out images at random, or whole objects of smallNORB")
     split: int = _field(0, "number of the random share that is held out, the same for every seed")
+    folds: int = _field(0, "cross-validation: divide the training images into so many parts, each tested once; 0: off")
+    fold: int = _field(0, "cross-validation: test this part, from 1, and train on the others; 0: each in turn")
+    groups: str | None = _field(
+        None,
+        "images that stay together in every split, such as those of a patient: FILE.csv or FILE.csv:COLUMN with a row "
+        "for each image; folder, for CLASS/GROUP/image; or a column of smallNORB, such as instance",
+    )
     choose_by: str = _field("error", "what chooses the best epoch: the validation error, or its mean over the classes")
     patience: int = _field(0, "stop after this many epochs in which validation found no better one; 0: off")
     test: bool = _field(False, "with a validation share: test the best weights once, at the end")
@@ -219,6 +226,15 @@ class Recipe:
             raise ValueError(f"viewpoint needs dataset='smallnorb', got {self.data or self.dataset!r}")
         if self.hold_out == "objects" and (self.dataset != "smallnorb" or self.data is not None):
             raise ValueError(f"hold_out='objects' needs dataset='smallnorb', got {self.data or self.dataset!r}")
+        if self.folds == 1 or self.fold > self.folds:
+            raise ValueError(f"folds must be 0 or at least 2, and fold at most folds, got {self.folds} and {self.fold}")
+        if self.folds and (self.viewpoint is not None or self.match or self.dataset == "affnist"):
+            raise ValueError(
+                "folds divide the training images and test a part of them: viewpoint, match and dataset='affnist' have "
+                f"other test images, got folds={self.folds}"
+            )
+        if self.groups is not None and self.hold_out != "images":
+            raise ValueError(f"groups hold whole groups out: hold_out must be 'images', got {self.hold_out!r}")
         if self.match and self.viewpoint is None and (self.dataset != "affnist" or self.data is not None):
             raise ValueError(
                 "match needs an error on familiar views: set viewpoint for smallNORB, or dataset='affnist'"

@@ -45,6 +45,12 @@ def seed_folders(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name[4:]))
 
 
+def fold_folders(folder: Path) -> list[Path]:
+    """Return the runs of a cross-validation in a folder, in the order of folds, or []."""
+    found = [path.parent for path in folder.glob("fold*/recipe.json") if path.parent.name[4:].isdigit()]
+    return sorted(found, key=lambda path: int(path.name[4:]))
+
+
 def read_result(folder: Path) -> dict[str, Any]:
     """Return the fields of ``result.json``."""
     return read_json(Path(folder) / "result.json")

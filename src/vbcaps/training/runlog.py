@@ -324,8 +324,8 @@ class RunLog:
 
     def to_test(self) -> tuple[Split | None, Split | None]:
         """Return the test set and the familiar views, or None for both while a share of the training set chooses, and
-        where the test set has no images."""
-        tested = (self.recipe.test or not self.recipe.validation) and len(self.data.test.labels)
+        where the test set has no images. In a cross-validation the part that is held out is always tested."""
+        tested = (self.recipe.test or not self.recipe.validation or self.recipe.folds) and len(self.data.test.labels)
         return (self.data.test, self.data.familiar) if tested else (None, None)
 
     @property
