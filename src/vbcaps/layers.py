@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vbcaps.kernels import BACKENDS, parents, primary, route
+from vbcaps.kernels.triton import constant
 from vbcaps.norm import BatchNorm
 from vbcaps.routing import ROUTINGS, Agreement, Mixture, Posterior
 from vbcaps.routing.fields import Fields, conv_fields, coordinates
@@ -401,8 +402,13 @@ def make_routing(name: str, types: int, dim: int, options: Mapping[str, Any] | N
 
 def without_autocast(device: torch.device) -> AbstractContextManager:
     """Routing's sums of squares do not survive 8 bits; a device like "meta" has no autocast."""
-    known = torch.amp.is_autocast_available(device.type)
-    return torch.autocast(device.type, enabled=False) if known else nullcontext()
+    return torch.autocast(device.type, enabled=False) if has_autocast(device.type) else nullcontext()
+
+
+@constant  # torch.compile of PyTorch 2.11 cannot trace the question
+def has_autocast(kind: str) -> bool:
+    """Return whether this kind of device has autocast."""
+    return torch.amp.is_autocast_available(kind)
 
 
 def at_least_float32(x: Tensor) -> Tensor:
