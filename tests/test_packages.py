@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import vbcaps
 from vbcaps.kernels.cpu import build
 
 ROOT = Path(__file__).parents[1]
@@ -110,6 +111,10 @@ def test_packages_are_checked(checkout, monkeypatch):
         packages.check(archive, wheel)
     with pytest.raises(SystemExit, match="py3-none and a platform"):
         packages.check(archive, wheel.rename(wheel.with_name("vbcaps-0.2.0-py3-none-any.whl")))
+
+
+def test_the_citation_is_of_this_version():
+    assert f"\nversion: {vbcaps.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_a_wheel_stays_small():
