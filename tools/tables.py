@@ -18,6 +18,7 @@ from typing import Any
 from cells import low_to_high, spread, table
 from held_out import held_out, on_novel_views, read_rows
 from published import about_weights
+from rare_table import on_rare_classes
 from recorded import Group, Run, command, commits, flags, groups, name_of, of_earlier_version, read_runs
 from scipy.special import stdtrit
 from shipped_table import on_shipped
@@ -64,7 +65,8 @@ def main(words: list[str] | None = None, root: Path = ROOT) -> None:
     check = parser.parse_args(words).check
     rows = groups(read_runs(root / "results"))
     readme, last = root / "README.md", last_of_each(rows)
-    choices, novel = (read_rows(root / "results" / name) for name in ("choices.csv", "viewpoints.csv"))
+    names = ("choices", "viewpoints", "imbalance")
+    choices, novel, rare = (read_rows(root / "results" / f"{name}.csv") for name in names)
     trained = shipped(root / "src" / "vbcaps" / "weights", root / "weights")
     long = [INTRODUCTION, f"## All experiments\n\n{main_table(last)}\n", f"{trained}\n", *all_tables(rows)]
     new = {
@@ -73,6 +75,7 @@ def main(words: list[str] | None = None, root: Path = ROOT) -> None:
                 *long,
                 *on_uncertainty(root / "results"),
                 *on_shipped(root / "results" / "shipped.csv"),
+                *on_rare_classes(rare),
                 *held_out(choices),
                 *on_novel_views(novel),
             ]

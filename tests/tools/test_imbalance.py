@@ -10,6 +10,7 @@ from vbcaps.data import load_dataset
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 import imbalance as tool
+import rare_table as tables
 
 
 def test_the_training_set_has_a_rare_class_and_the_test_set_has_none():
@@ -31,3 +32,25 @@ def test_a_row_has_the_errors_of_rare_and_common_classes(tmp_path):
     assert (row["rare_classes"], row["rare"]) == ("Shirt", "2")
     errors = float(row["common_error"]) + float(row["rare_error"])
     assert abs(float(row["balanced_accuracy"]) - (1 - errors / 2)) < 2e-4
+
+
+def test_the_table_has_a_row_for_each_setting_of_a_problem():
+    def row(setting, accuracy, **problem):
+        same = dict(
+            base="fashion_laptop", epochs="8", common_classes="Coat", rare_classes="Shirt", common="500", rare="10"
+        )
+        measures = dict.fromkeys(("macro_auc", "macro_f1", "common_error", "rare_error"), "0.25")
+        return same | problem | measures | dict(setting=setting, balanced_accuracy=accuracy, commit="abc")
+
+    rows = [
+        row("as they are", "0.7"),
+        row("--balance 1", "0.9"),
+        row("as they are", "0.8"),
+        row("as they are", "1", rare="5"),
+    ]
+    introduction, first, second = tables.on_rare_classes(rows)
+    assert "imbalance.csv" in introduction
+    assert first.startswith("### Shirt with 10 images, Coat with 500: fashion_laptop, 8 epochs")
+    assert [line.split(" | ")[1] for line in first.splitlines()[4:]] == ["75.00 ± 7.07", "90.00"]
+    assert "### Shirt with 5 images" in second
+    assert tables.on_rare_classes([]) == []
