@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vbcaps.kernels import BACKENDS, parents, primary, route
+from vbcaps.kernels import BACKENDS, convolve, parents, primary, route
 from vbcaps.kernels.triton import constant
 from vbcaps.norm import BatchNorm
 from vbcaps.routing import ROUTINGS, Agreement, Mixture, Posterior
@@ -93,7 +93,7 @@ class PrimaryCaps(nn.Module):
         if x.ndim != 4 or x.shape[1] != self.in_channels:
             raise ValueError(f"x must have shape (n, {self.in_channels}, h, w), got {tuple(x.shape)}")
         check_dtype("x", x, self.conv.weight)
-        a, logit, pose = primary(self.conv(x), self.out_caps, self.norm_a, self.norm_pose, self.backend)
+        a, logit, pose = primary(convolve(self.conv, x), self.out_caps, self.norm_a, self.norm_pose, self.backend)
         return Capsules(a, pose, logit)
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vbcaps.kernels import convolve
 from vbcaps.layers import (
     Capsules,
     ClassCaps,
@@ -208,9 +209,9 @@ class ConvNet(nn.Module):
         self.in_channels, self.num_classes = in_channels, num_classes
         _, d1, d2, d3 = self.arch
         self.stem = make_stem(stem, in_channels, self.arch[0])
-        self.conv1 = _conv(self.stem.channels, d1, 1)
-        self.conv2 = _conv(d1, d2, 3, stride=2)
-        self.conv3 = _conv(d2, d3, 3)
+        self.conv1 = NormedConv(self.stem.channels, d1, 1)
+        self.conv2 = NormedConv(d1, d2, 3, stride=2)
+        self.conv3 = NormedConv(d2, d3, 3)
         self.head = nn.Linear(d3, num_classes)
 
     def forward(self, x: Tensor) -> Scores:  # n in_channels height width
@@ -253,10 +254,18 @@ def make_stem(stem: str, in_channels: int, filters: int) -> "ConvStem | Residual
     return ConvStem(in_channels, filters) if stem == "conv" else ResidualStem(in_channels, filters)
 
 
-def _conv(channels: int, filters: int, kernel: int, stride: int = 1, padding: int = 0) -> nn.Sequential:
-    conv = nn.Conv2d(channels, filters, kernel, stride, padding, bias=False)
-    nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
-    return nn.Sequential(conv, BatchNorm2d(filters))
+class NormedConv(nn.Sequential):
+    """A convolution and its BatchNorm."""
+
+    def __init__(self, channels: int, filters: int, kernel: int, stride: int = 1, padding: int = 0):
+        conv = nn.Conv2d(channels, filters, kernel, stride, padding, bias=False)
+        nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
+        super().__init__(conv, BatchNorm2d(filters))
+
+    def forward(self, x: Tensor) -> Tensor:
+        conv, norm = self
+        assert isinstance(conv, nn.Conv2d)
+        return norm(convolve(conv, x))
 
 
 class ConvStem(nn.Module):
@@ -265,9 +274,9 @@ class ConvStem(nn.Module):
     def __init__(self, in_channels: int, filters: int):
         super().__init__()
         self.channels = filters
-        self.conv1 = _conv(in_channels, filters, 5, stride=2)
-        self.conv2 = _conv(filters, filters, 3, padding=1)
-        self.conv3 = _conv(filters, filters, 3, padding=1)
+        self.conv1 = NormedConv(in_channels, filters, 5, stride=2)
+        self.conv2 = NormedConv(filters, filters, 3, padding=1)
+        self.conv3 = NormedConv(filters, filters, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
         for conv in (self.conv1, self.conv2, self.conv3):
@@ -298,10 +307,10 @@ class ResidualStem(nn.Module):
 class ResidualBlock(nn.Module):
     def __init__(self, channels: int, filters: int, stride: int = 1):
         super().__init__()
-        self.conv1 = _conv(channels, filters, 3, stride, padding=1)
-        self.conv2 = _conv(filters, filters, 3, padding=1)
+        self.conv1 = NormedConv(channels, filters, 3, stride, padding=1)
+        self.conv2 = NormedConv(filters, filters, 3, padding=1)
         same = channels == filters and stride == 1
-        self.shortcut = nn.Identity() if same else _conv(channels, filters, 1, stride)
+        self.shortcut = nn.Identity() if same else NormedConv(channels, filters, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.conv2(F.relu(self.conv1(x))) + self.shortcut(x))

@@ -114,7 +114,7 @@ def test_of_a_vae_the_classifier_is_exported():
     model = untrained(network="vae", standardise="none", decoder=4)
     deployed = Deployed(model.net, model.view, model.temperature, 22)
     images = tiny.split(7, 5).images
-    torch.testing.assert_close(deployed(images), model.predict(images), atol=1e-6, rtol=0)
+    torch.testing.assert_close(deployed(images), model.predict(images), atol=1e-5, rtol=0)
     assert not any("decoder" in name for name, _ in deployed.named_parameters())
 
 

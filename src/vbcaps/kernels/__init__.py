@@ -121,6 +121,11 @@ def around(x: Tensor, backend: str) -> Backend:
     return backend_named("plain") if readable else native(x)
 
 
+def convolve(conv: nn.Conv2d, x: Tensor) -> Tensor:
+    """Convolve a map ``n c h w``, in the memory order and by the library that are fastest on its device."""
+    return around(x, "auto").convolve(conv, x)
+
+
 def primary(
     x: Tensor, types: int, norm_a: Normaliser, norm_pose: Normaliser | None, backend: str = "auto"
 ) -> NormedCapsules:

@@ -15,7 +15,7 @@ type (``dtypes``), except the index maps of ``Votes``.
 from typing import NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vbcaps.routing.fields import Fields
 
@@ -173,6 +173,9 @@ class Backend(Protocol):
         """Return why this backend cannot serve a call on this machine, device and batch, or None if it can."""
 
     # --- around the routing -----------------------------------------------------------------------------------------
+
+    def convolve(self, conv: nn.Conv2d, x: Tensor) -> Tensor:
+        """Convolve a map ``n c h w``, in the memory order and by the library that are fastest on the device."""
 
     def primary(self, x: Tensor, types: int, norm_a: Normaliser, norm_pose: Normaliser | None) -> NormedCapsules:
         """Make capsules of a map ``n f h w`` that holds entries of poses (c p q), then logits c.

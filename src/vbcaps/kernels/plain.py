@@ -8,7 +8,7 @@ The memory layout: poses are ``... n p r``, slots ``l i j n``, terms ``k l j n p
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from vbcaps.distributions import LN2PI, expected_log_pi, expected_logdet_gamma, expected_logdet_wishart
 from vbcaps.kernels.backend import (
@@ -76,6 +76,9 @@ class Plain:
         return None
 
     # --- around the routing -----------------------------------------------------------------------------------------
+
+    def convolve(self, conv: nn.Conv2d, x: Tensor) -> Tensor:
+        return conv(x)
 
     def primary(self, x: Tensor, types: int, norm_a: Normaliser, norm_pose: Normaliser | None) -> NormedCapsules:
         return plain_primary(x, types, norm_a, norm_pose, lambda x: x)

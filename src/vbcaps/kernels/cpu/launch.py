@@ -4,7 +4,7 @@ The first call loads the library that was built with the package; or it compiles
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vbcaps.kernels.backend import (
     EMResultGrads,
@@ -22,6 +22,7 @@ from vbcaps.kernels.backend import (
 )
 from vbcaps.kernels.cpu import library as loader
 from vbcaps.kernels.cpu.calls import call, given
+from vbcaps.kernels.cpu.conv import convolve
 from vbcaps.kernels.cpu.library import library
 from vbcaps.kernels.cpu.norm import normalise_parents, normalise_primary
 from vbcaps.kernels.norm import plain_batch_norm
@@ -49,6 +50,9 @@ class Cpu:
         return None
 
     # --- around the routing -----------------------------------------------------------------------------------------
+
+    def convolve(self, conv: nn.Conv2d, x: Tensor) -> Tensor:
+        return convolve(conv, x)
 
     def primary(self, x: Tensor, types: int, norm_a: Normaliser, norm_pose: Normaliser | None) -> NormedCapsules:
         n, channels, h, w = x.shape

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 import triton
-from torch import Tensor
+from torch import Tensor, nn
 
 from vbcaps.kernels.backend import (
     EMResultGrads,
@@ -108,6 +108,9 @@ class Triton:
         return max(0, most // 8 * 8)  # terms are stored in whole blocks of eight images
 
     # --- around the routing -----------------------------------------------------------------------------------------
+
+    def convolve(self, conv: nn.Conv2d, x: Tensor) -> Tensor:
+        return conv(x)
 
     def primary(self, x: Tensor, types: int, norm_a: Normaliser, norm_pose: Normaliser | None) -> NormedCapsules:
         return plain_primary(x, types, norm_a, norm_pose, lay_capsules)

@@ -1,4 +1,4 @@
-"""The C++ kernels of BatchNorm around routing against PyTorch: outputs, gradients, running statistics, threads."""
+"""What lies around routing on a CPU, BatchNorm and convolutions, against PyTorch: values, gradients, bits, threads."""
 
 import copy
 import functools
@@ -8,7 +8,7 @@ import torch
 from kernels.harness import EPS, F32, F64, OPCHECKS, assert_same_bits, assert_within_budget, gradients_of, poisoned
 
 from vbcaps import PrimaryCaps
-from vbcaps.kernels import parents
+from vbcaps.kernels import convolve, parents
 from vbcaps.kernels.cpu import build, launch, library
 from vbcaps.kernels.cpu import norm as norm_cpu
 from vbcaps.kernels.plain import Plain
@@ -211,3 +211,33 @@ def test_operators_pass_opcheck():
     leaves = [y.requires_grad_() for y in (x, logit, pose)]
     for op, inputs in ((norm_cpu.primary, leaves[:1]), (norm_cpu.parents, leaves[1:])):
         assert set(check(op.operator, (*inputs, *given, *given)).values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("size", [(1, 2, 9, 8), (3, 5, 7, 7), (17, 1, 6, 6)], ids=str)
+@pytest.mark.parametrize("kernel", [dict(kernel_size=1), dict(kernel_size=3, padding=1), dict(kernel_size=5, stride=2)])
+@pytest.mark.parametrize("gradients", [True, False])
+def test_convolutions_are_pytorchs_with_channels_innermost(size, kernel, gradients):
+    conv, x = torch.nn.Conv2d(size[1], 4, bias=gradients, **kernel), torch.randn(size)
+    with torch.set_grad_enabled(gradients):
+        y = convolve(conv, x)
+    exact = copy.deepcopy(conv).double()(x.double())
+    torch.testing.assert_close(y.double(), exact, rtol=1e-5, atol=1e-5)
+    assert y.requires_grad == gradients
+    if size[1] > 1:  # of one channel both orders are the same, and PyTorch takes the other
+        assert y.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_convolutions_that_are_more_than_that_are_called(monkeypatch):
+    """With a hook, under autocast, with other padding, in float64."""
+    conv, x = torch.nn.Conv2d(2, 4, 3, padding=1), torch.randn(2, 2, 5, 5)
+    monkeypatch.setattr(torch, "mkldnn_convolution", lambda *_: pytest.fail("not called as a module"))
+    with torch.no_grad():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert convolve(conv, x).dtype == torch.bfloat16
+        for other in (torch.nn.Conv2d(2, 4, 3, padding="same"), torch.nn.Conv2d(2, 4, 3, padding_mode="reflect")):
+            assert convolve(other, x).shape[1] == 4
+        assert convolve(conv.double(), x.double()).dtype == F64
+        calls = []
+        conv.float().register_forward_hook(lambda *_: calls.append(0))
+        convolve(conv, x)
+        assert calls == [0]
