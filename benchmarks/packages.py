@@ -1,6 +1,6 @@
 """Do the packages install, and how long does somebody who has just installed one wait?
 
-python benchmarks/packages.py [--python python3.11 python3.12] [--dist FOLDER] [--csv benchmarks/packages.csv]
+python benchmarks/packages.py [--python python3.11 python3.12] [--wheel-only] [--dist FOLDER] [--csv FILE]
 
 Builds the source archive, and from it the wheel; checks both, and installs them into fresh environments:
 
@@ -59,6 +59,7 @@ class Environment(NamedTuple):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", nargs="+", help=f"default: those of {', '.join(PYTHONS)} that are on the PATH")
+    parser.add_argument("--wheel-only", action="store_true", help="do not install the source archive")
     parser.add_argument("--dist", type=Path, help="keep wheel and source archive in this folder")
     parser.add_argument("--csv", help="append to this file")
     arguments = parser.parse_args()
@@ -71,7 +72,8 @@ def main() -> None:
             for package in (archive, wheel):
                 shutil.copy(package, arguments.dist)
         cases = [(python, wheel, False) for python in pythons]
-        cases += [(pythons[0], archive, True), (pythons[0], archive, False)]
+        if not arguments.wheel_only:
+            cases += [(pythons[0], archive, True), (pythons[0], archive, False)]
         answers = [tried(*case, Path(made), arguments.csv) for case in cases]
     worst = max(abs(a - b) for answer in answers for a, b in zip(answer, answers[0], strict=True))
     if worst > 1e-4:
