@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -111,6 +112,13 @@ def test_packages_are_checked(checkout, monkeypatch):
         packages.check(archive, wheel)
     with pytest.raises(SystemExit, match="py3-none and a platform"):
         packages.check(archive, wheel.rename(wheel.with_name("vbcaps-0.2.0-py3-none-any.whl")))
+
+
+def test_what_ci_runs_is_there():
+    files = [*(ROOT / ".github").rglob("*.*"), ROOT / "pyproject.toml"]
+    named = {name for path in files for name in re.findall(r"(?:scripts|tools|src|\.ci)/[\w./]+\w", path.read_text())}
+    assert {".ci/run", "scripts/packages", "tools/published.py", "tools/installed.py"} <= named
+    assert not [name for name in named if not (ROOT / name).exists()]
 
 
 def test_the_citation_is_of_this_version():
