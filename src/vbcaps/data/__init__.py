@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from vbcaps.data.catalogue import load_dataset
     from vbcaps.data.dataset import DataError, Dataset, Split, data_folder
     from vbcaps.data.download import FileState, check, fetch
-    from vbcaps.data.folder import fit_image, image_files, image_folder, read_image, read_images
+    from vbcaps.data.folder import fit_image, image_files, read_image, read_images
     from vbcaps.data.splits import divide, hold_out, viewpoints
 
 __all__ = [
@@ -27,7 +27,6 @@ __all__ = [
     "fit_image",
     "hold_out",
     "image_files",
-    "image_folder",
     "load_dataset",
     "read_image",
     "read_images",
@@ -38,7 +37,7 @@ _HOME = dict(
     View="augment", load_dataset="catalogue", DataError="dataset", Dataset="dataset", Split="dataset",
     data_folder="dataset",
     FileState="download", check="download", fetch="download", fit_image="folder", image_files="folder",
-    image_folder="folder", read_image="folder",
+    read_image="folder",
     read_images="folder", divide="splits", hold_out="splits", viewpoints="splits",
 )  # fmt: skip
 
