@@ -7,6 +7,7 @@ Axes: n image, c channel, y x pixel.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from dataclasses import fields as fields_of
 from typing import Any
 
 import torch
@@ -102,7 +103,12 @@ class View:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "View":
         """Return the view in the header of a weights file; it may have fields of an earlier version if they are off."""
-        return cls(**without_removed(fields))
+        kept = without_removed(fields)
+        if unknown := sorted(kept.keys() - {field.name for field in fields_of(cls)}):
+            raise ValueError(f"a view has no field {unknown[0]!a}")
+        if "crop" not in kept:
+            raise ValueError("a view must have a crop")
+        return cls(**kept)
 
     def fit(self, split: Split) -> "View":
         """Return this view, with the range of ``split`` if it is not of bytes, and the statistics of ``split`` if the

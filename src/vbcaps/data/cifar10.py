@@ -59,7 +59,8 @@ def read_pickle(data: Bytes, path: str) -> Batch:
             raise Damaged("its labels are no whole numbers")
         of_classes = np.array(labels, np.int64)
     except (ValueError, OverflowError) as error:  # a number beyond 64 bits, a word that is no text
-        raise DataError(f"{path}: not a CIFAR-10 batch, or damaged ({error}): {AGAIN}") from error
+        words = error if isinstance(error, Damaged) else "it has a number or a word that no batch has"
+        raise DataError(f"{path}: not a CIFAR-10 batch, or damaged ({words}): {AGAIN}") from error
     if images.ndim != 2 or images.shape[1] != PIXELS or len(images) != len(labels):
         raise DataError(f"{path}: data must be n {PIXELS} with n labels, got {images.shape} and {len(labels)}: {AGAIN}")
     return images, as_labels(of_classes, path, 0, len(CLASSES) - 1)

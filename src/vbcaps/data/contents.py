@@ -94,6 +94,8 @@ def unzip(archive: zipfile.ZipFile, member: zipfile.ZipInfo, most: int) -> bytea
         raise Damaged(f"its member {member.filename} is encrypted")
     if member.compress_type not in (STORED, DEFLATED):
         raise Damaged(f"its member {member.filename} is packed in another way than deflate")
+    if member.file_size > most:
+        raise Damaged(f"its member {member.filename} has {member.file_size:,} bytes, and {most:,} at most")
     with archive.open(member) as stream:
         return _gathered(iter(lambda: stream.read(PIECE), b""), most)
 

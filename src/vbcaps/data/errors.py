@@ -5,6 +5,7 @@ import re
 # Control characters, which a terminal obeys; marks that turn the direction of text; halves of characters, which cannot
 # be printed at all.
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+LONGEST = 3000  # letters of a message
 
 
 class DataError(Exception):
@@ -22,6 +23,8 @@ class DataError(Exception):
 def written(text: str) -> str:
     r"""Return text in which characters that a terminal obeys are written out, such as ``\x1b``.
 
-    Tabs and the ends of lines stay.
+    Tabs and the ends of lines stay. The middle of a text that is too long to be read, such as a damaged value, is left
+    out.
     """
+    text = text if len(text) <= LONGEST else f"{text[: LONGEST - 300]} ... {text[-300:]}"
     return OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

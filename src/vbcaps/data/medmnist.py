@@ -14,7 +14,7 @@ import torch
 
 from vbcaps.data.contents import Damaged, check_list, unzip
 from vbcaps.data.dataset import DataError, Dataset, Split
-from vbcaps.data.files import AGAIN, reading
+from vbcaps.data.files import AGAIN, as_labels, reading
 from vbcaps.data.medmnist_table import PARTS, SIDES, TABLE, file_name
 from vbcaps.data.npy import LONGEST, unpack_npy
 from vbcaps.data.resize import resize
@@ -45,7 +45,7 @@ def medmnist(folder: Path, size: int | None = None) -> Dataset:
             for part, count in zip(PARTS, about.counts, strict=True):
                 pixels, labels = _part(archive, part, count, shape, path)
                 channels_first = torch.from_numpy(pixels).reshape(len(pixels), side, side, -1).permute(0, 3, 1, 2)
-                found = torch.from_numpy(labels[:, 0].astype(np.int64))
+                found = as_labels(labels[:, 0], path, 0, len(about.classes) - 1)
                 splits.append(Split(resize(channels_first.contiguous(), size), found))
         published = is_published(path, about.md5[SIDES.index(side)], lambda: _md5(path))
     train, validation, test = splits

@@ -30,7 +30,7 @@ PAGES = 5000  # of a TIFF file
 ROOM = 1 << 27  # pixels of all images that threads decode at a time; a larger image is decoded alone
 LARGE = 1 << 26  # pixels of an image that no other process decodes at the same time as another large one
 REPAIR = "replace it or take it away"
-SAID = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  # errors whose words are meant for people
+SAID = (Damaged, OSError, SyntaxError, Image.DecompressionBombError)  # errors whose words are meant for people
 
 # The pixels of a large image in pieces of this size go back to the system when they are freed. Those of Pillow's own
 # 16 MB stay with the thread that had them, so that all threads together keep what is decoded in turns.

@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vbcaps.data.errors import written
+
 try:
     import fcntl
 except ImportError:  # Windows: folders are not locked there
@@ -27,6 +29,9 @@ BINARY = getattr(os, "O_BINARY", 0)  # Windows
 
 class RunError(Exception):
     """Raised when a run's folder or a weights file cannot be used. The message says what to do."""
+
+    def __init__(self, message: str):
+        super().__init__(written(message))
 
 
 def write(path: Path, content: bytes) -> None:
@@ -154,6 +159,10 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text())
     except FileNotFoundError:
         raise RunError(f"there is no {path}: not the folder of a run") from None
+    except RecursionError:
+        raise RunError(f"cannot read {path}: it is nested too deep") from None
+    except UnicodeDecodeError:
+        raise RunError(f"cannot read {path}: it is no text") from None
     except (OSError, ValueError) as error:
         raise RunError(f"cannot read {path}: {error}") from error
     if not isinstance(content, dict):

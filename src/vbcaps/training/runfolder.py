@@ -78,7 +78,9 @@ def read_metrics(folder: Path) -> list[dict[str, float | None]]:
     try:
         with open(path, newline="") as file:
             return [{k: float(v) if v else None for k, v in row.items()} for row in csv.DictReader(file)]
-    except (OSError, ValueError) as error:
+    except (ValueError, TypeError):
+        raise RunError(f"cannot read {path}: it has something else in the place of a number") from None
+    except (OSError, csv.Error) as error:
         raise RunError(f"cannot read {path}: {error}") from error
 
 

@@ -62,18 +62,31 @@ def read_header(begin: bytes, file: str) -> Header:
     try:
         if len(begin) < size:
             raise ValueError("it ends in its header")
-        listed = parse_json(begin[8:size].decode())
+        listed = parse_json(_text(begin[8:size]))
         metadata = listed.pop("__metadata__", {})
-        tensors = {name: (x["dtype"], tuple(x["shape"])) for name, x in listed.items()}
+        for name, x in listed.items():
+            if not isinstance(x, dict) or not isinstance(x.get("shape"), list):
+                raise ValueError(f"{name!a} has no dtype and shape")
+        tensors = {name: (x.get("dtype"), tuple(x["shape"])) for name, x in listed.items()}
+        words = metadata.get("vbcaps", "{}") if isinstance(metadata, dict) else None
+        if not isinstance(words, str):
+            raise ValueError("its header has no fields")
         for name, (dtype, shape) in tensors.items():
             if not isinstance(dtype, str) or not all(type(length) is int and length >= 0 for length in shape):
                 raise ValueError(f"{name!a} has no dtype and shape")
             if OBEYED.search(name + dtype):
                 raise ValueError(f"{name!a} of {dtype!a} has control characters")
-        fields = parse_json(metadata.get("vbcaps", "{}"))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        fields = parse_json(words)
+    except ValueError as error:
         raise RunError(f"{file} is damaged or no safetensors file: {error}") from error
     return Header(tensors, fields)
+
+
+def _text(header: bytes) -> str:
+    try:
+        return header.decode()
+    except UnicodeDecodeError:
+        raise ValueError("its header is no text") from None
 
 
 def parse_json(text: str) -> dict[str, Any]:
