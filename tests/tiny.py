@@ -16,6 +16,12 @@ from vbcaps.training.recipe import Recipe
 
 CLASSES = ("top", "middle", "bottom")
 
+# A step each epoch, of a network that is trained in milliseconds, with every file that a run writes.
+SMALL: dict = dict(
+    network="cnn", arch=(1, 1, 1, 1), batch=36, epochs=2, warmup=0.0, validation=0.25, test=True, iters=3,
+    backend="auto",
+)  # fmt: skip
+
 
 def split(count: int, seed: int) -> Split:
     generator = torch.Generator().manual_seed(seed)

@@ -11,31 +11,14 @@ import pytest
 import tiny
 import torch
 from safetensors.torch import load_file
+from same import assert_same_run
 from tiny import forked
 
 from vbcaps.training import files
 from vbcaps.training.files import RunError, lock, read_json, write_json
 from vbcaps.training.loop import Event, Interrupted, fit, fit_seeds
-from vbcaps.training.runfolder import read_metrics, read_recipe, read_result
+from vbcaps.training.runfolder import read_recipe, read_result
 from vbcaps.weights.tensors import pack_tensors, unpack_tensors
-
-TIMES = ("seconds", "images_per_second")
-
-
-def assert_same_run(a: Path, b: Path) -> None:
-    """Every bit but for times: weights files as a whole, state, metrics and result."""
-    for name in ("last.safetensors", "best.safetensors"):
-        assert (a / name).exists() == (b / name).exists()
-        if (a / name).exists():
-            assert (a / name).read_bytes() == (b / name).read_bytes(), name
-    states = [load_file(folder / "state.safetensors") for folder in (a, b)]
-    assert states[0].keys() == states[1].keys()
-    for name in states[0]:
-        assert torch.equal(states[0][name], states[1][name]), name
-    rows = [[{k: v for k, v in row.items() if k not in TIMES} for row in read_metrics(f)] for f in (a, b)]
-    assert rows[0] == rows[1]
-    results = [{k: v for k, v in read_result(f).items() if k not in (*TIMES, "folder")} for f in (a, b)]
-    assert results[0] == results[1]
 
 
 def test_a_run_killed_at_random_moments_ends_with_the_same_bits(tmp_path):
@@ -46,13 +29,36 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_bits(tmp_path):
         assert not list((tmp_path / f"killed{k}").glob(".*"))  # nothing half written is left
 
 
+def test_a_run_killed_at_each_call_that_writes_ends_with_the_same_bits(tmp_path):
+    report = forked("die", tmp_path)
+    assert report["runs"] > 30
+    for k in range(report["runs"]):
+        assert_same_run(tmp_path / "whole", tmp_path / f"killed{k}")
+        assert not list((tmp_path / f"killed{k}").glob(".*"))
+
+
 def test_a_signal_saves_says_how_to_go_on_and_loses_nothing(tmp_path):
     report = forked("signal", tmp_path)
-    assert report["SIGTERM"] == [143, 0]
-    assert report["SIGINT"] == [130, 0]
-    for name in ("SIGTERM", "SIGINT"):
+    for name, code in dict(SIGTERM=143, SIGINT=130, SIGHUP=129).items():
+        assert report[name] == [code, 0]
         assert f"{name}: the state is saved in {tmp_path / name}; the same command with --resume" in report["stderr"]
         assert_same_run(tmp_path / "whole", tmp_path / name)
+    assert report["SIGINTSIGINT"] == [99, 0]  # a KeyboardInterrupt in the middle of it
+    assert_same_run(tmp_path / "whole", tmp_path / "SIGINTSIGINT")
+
+
+def test_a_second_process_is_refused_until_the_first_is_dead(tmp_path):
+    report = forked("second", tmp_path)
+    assert report["codes"] == [99, 99, 0]
+    assert "already holds a run: resume it, or choose another folder" in report["stderr"]
+    assert "is in use by another run: wait for its end" in report["stderr"]
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+
+
+def test_a_training_goes_on_where_nobody_reads_its_output(tmp_path):
+    assert forked("unheard", tmp_path)["codes"] == [0, 0]
+    for name in ("pipe", "closed"):
+        assert read_result(tmp_path / name)["epochs"] == 2
 
 
 @pytest.fixture

@@ -93,6 +93,11 @@ def clear_errors() -> Iterator[None]:
     except ValueError as error:
         complain(str(error))
         raise typer.Exit(2) from error
+    except OSError as error:
+        if error.filename is None:
+            raise
+        complain(f"cannot use {os.fsdecode(error.filename)}: {error.strerror}")
+        raise typer.Exit(1) from error
 
 
 def check_device(name: str) -> "torch.device":

@@ -77,7 +77,17 @@ def main() -> None:
     # Threads that spin while they wait make a CPU step five times slower if another program uses the cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when PyTorch is imported
     fetch.show = bars
+    open_streams()
     app(prog_name="vbcaps")
+
+
+def open_streams() -> None:
+    """Open the standard streams that are closed, as by ``>&-``: else a file would get their number, and the output."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
 
 
 def say_version(wanted: bool) -> None:

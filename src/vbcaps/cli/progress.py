@@ -1,6 +1,7 @@
 """The display of a running training: live bars in a terminal, plain lines elsewhere, nothing with --quiet."""
 
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,8 @@ class Display:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self.bars is not None:
-            self.bars.stop()
+            with suppress(OSError):  # of a terminal that was closed
+                self.bars.stop()
 
     def __call__(self, event: "Event") -> None:
         if self.quiet:

@@ -1,14 +1,16 @@
 """The output of the command line: sentences, tables, and the pictures of a run."""
 
 import csv
+import errno
 import io
 import os
 import statistics
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -17,8 +19,32 @@ if TYPE_CHECKING:
     from vbcaps import Model
     from vbcaps.training.loop import Evaluation, Result
 
-console = Console(highlight=False)
-stderr = Console(stderr=True, highlight=False)
+
+class Output(Console):
+    """A console that falls silent where nobody listens any more: a pipe that was closed, as by ``head``, or a terminal.
+
+    What the program does is worth more than what it says, so it goes on. The stream then leads nowhere, because Python
+    writes what is left in it when the program ends.
+    """
+
+    def print(self, *parts: Any, **options: Any) -> None:
+        try:
+            super().print(*parts, **options)
+        except OSError as error:
+            self.quiet = True
+            if error.errno != errno.EBADF:  # of a stream that was closed: its number may be another file's by now
+                self.on_broken_pipe()
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        with suppress(OSError, ValueError):  # a stream that is no file, as in a test
+            os.dup2(nowhere, self.file.fileno())
+        os.close(nowhere)
+
+
+console = Output(highlight=False)
+stderr = Output(stderr=True, highlight=False)
 SHOWN = 24  # images in a run's picture of predictions
 GAP, INDENT = "  ", "  "  # between the columns of a table; before the lines of a row that is not in columns
 NARROW = 16  # least width to which texts in a table are wrapped

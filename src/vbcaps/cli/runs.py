@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from vbcaps.training.files import RunError
 from vbcaps.training.runfolder import LATEST
 
 RUNS = Path("runs")
@@ -25,10 +26,13 @@ def new_run(name: str, chosen: Path | None = None, make: bool = True, root: Path
     number = max((int(match[1]) for match in taken if match), default=0) + 1
     had_root = root.exists()
     while make:
+        new = root / f"{name}-{number}"
         try:
-            (root / f"{name}-{number}").mkdir(parents=True)
+            new.mkdir(parents=True)
             break
-        except FileExistsError:
+        except OSError as error:
+            if not os.path.lexists(new):
+                raise RunError(f"cannot make the folder {new}: {error.strerror}; choose one with --out") from error
             number += 1
     folder = root / f"{name}-{number}"
     try:
@@ -46,18 +50,17 @@ def set_latest(folder: Path) -> None:
     latest, beside = folder.with_name(LATEST), folder.with_name(f".{LATEST}-{os.getpid()}")
     if latest.is_dir() and not latest.is_symlink():  # somebody's run
         return
-    with suppress(FileNotFoundError):
-        beside.unlink()
-    try:
-        beside.symlink_to(folder.name, target_is_directory=True)
-    except (OSError, NotImplementedError):
-        beside.write_text(folder.name + "\n")
-    os.replace(beside, latest)
+    with suppress(OSError):  # a run goes on without this name
+        beside.unlink(missing_ok=True)
+        try:
+            beside.symlink_to(folder.name, target_is_directory=True)
+        except (OSError, NotImplementedError):
+            beside.write_text(folder.name + "\n")
+        os.replace(beside, latest)
 
 
 def newest_run() -> Path:
     """Return the run in ``runs/`` whose weights were written last."""
-    from vbcaps.training.files import RunError
     from vbcaps.weights.find import list_models
 
     found = [*RUNS.glob("*/last.safetensors"), *RUNS.glob("*/seed*/last.safetensors")]

@@ -90,23 +90,23 @@ def make_folder(folder: Path) -> None:
 
 def keep(path: Path, before: Path) -> None:
     """Give a file that is about to be replaced a second name, under which it stays."""
+    if not path.exists():  # nothing was written yet
+        return
     beside = before.with_name(f".{before.name}.part")
     try:
-        with contextlib.suppress(FileNotFoundError):
-            beside.unlink()
+        beside.unlink(missing_ok=True)
         try:
             os.link(path, beside)
-        except FileNotFoundError:  # nothing was written yet
-            return
         except OSError as error:
             if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS):
                 raise
             os.replace(path, before)  # a file system without second names
             return
         os.replace(beside, before)
-        with contextlib.suppress(FileNotFoundError):
-            beside.unlink()  # it is still there if both were names of one file
+        beside.unlink(missing_ok=True)  # it is still there if both were names of one file
     except OSError as error:
+        with contextlib.suppress(OSError):
+            beside.unlink()
         raise RunError(f"cannot write {before}: {error.strerror}; {path.name} beside it is unchanged") from error
 
 
