@@ -6,6 +6,7 @@ import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -15,8 +16,10 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import vbcaps
+from vbcaps import kernels
 from vbcaps.cli.main import app
 from vbcaps.kernels import backend
+from vbcaps.routing import EMRouting
 
 ROOT = Path(__file__).parents[1]
 OTHER = {"all", "dev", "docs", "lint", "release", "test"}  # extras that no feature asks for
@@ -125,6 +128,16 @@ def test_on_the_command_line(missing):
     assert done.exit_code in (1, 2), done.output
     assert isinstance(done.exception, SystemExit), "it ends in a traceback"
     assert re.search(sentence(missing), done.output), done.output
+
+
+def test_on_a_gpu_without_triton_routing_runs_and_says_what_it_lacks(monkeypatch):
+    """With the values of a GPU's tensor that the choice asks for, because there may be no GPU here."""
+    monkeypatch.setattr(kernels, "HAS_TRITON", False)
+    kernels._warn_of_triton.cache_clear()
+    a = SimpleNamespace(is_cuda=True, device=torch.device("cuda"), dtype=torch.float32)
+    with pytest.warns(UserWarning, match=r"triton is not installed: pip install 'vbcaps\[gpu\]'"):
+        found = kernels.backend_for("auto", EMRouting(2, 16), a, torch.zeros(1, 2, 4, 4), torch.zeros(2, 2, 4, 4), None)
+    assert found is None
 
 
 def test_every_optional_package_is_tried_here():

@@ -73,6 +73,8 @@ def backend_for(name: str, routing: nn.Module, a: Tensor, pose: Tensor, W: Tenso
         raise error
     if "could not be built" in str(error) and not torch.compiler.is_compiling():
         _warn_of_reference(str(error))
+    if a.is_cuda and not HAS_TRITON and not torch.compiler.is_compiling():
+        _warn_of_triton()
     return None
 
 
@@ -83,6 +85,16 @@ def _warn_of_reference(why: str) -> None:
         f"capsule routing is about 20 times slower on this CPU than it could be: {why}. Install a C++ compiler "
         "(g++ or clang++, or set CXX to another one), or a wheel of vbcaps for this system, which has the kernels. To "
         "silence this warning, choose backend='reference'",
+        stacklevel=2,
+    )
+
+
+@functools.cache
+def _warn_of_triton() -> None:
+    """Warn once per process that routing on a GPU runs without its kernels."""
+    warnings.warn(
+        "capsule routing is much slower on this GPU than it could be, because triton is not installed: pip install "
+        "'vbcaps[gpu]'. To silence this warning, choose backend='reference'",
         stacklevel=2,
     )
 
