@@ -12,6 +12,7 @@ class Server:
         self.requests: list[tuple[str, str | None]] = []
         self.ranges = True
         self.break_after: int | None = None
+        self.length: str | None = None  # what it says instead of the length; "": nothing
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -27,7 +28,8 @@ class Server:
                     self.send_error(416)
                     return
                 self.send_response(206 if start else 200)
-                self.send_header("Content-Length", str(len(data) - start))
+                if outer.length != "":
+                    self.send_header("Content-Length", outer.length or str(len(data) - start))
                 self.end_headers()
                 end = None if outer.break_after is None else start + outer.break_after
                 self.wfile.write(data[start:end])

@@ -2,6 +2,8 @@
 
 import gzip
 import hashlib
+import threading
+import zipfile
 from pathlib import Path
 
 import official_files as official
@@ -148,6 +150,60 @@ def test_affnist_comes_with_mnist(server, mnist, tmp_path, monkeypatch):
     server.files["/aff/test.mat.zip"] = whole
     assert [row.state for row in fetch("affnist", tmp_path)] == ["ok"] * 4 + ["readable"]
     assert load_dataset("affnist", tmp_path).source == "original files"
+
+
+@pytest.mark.parametrize("length", ["", "99999999", None])
+def test_a_server_that_does_not_stop_sending(server, mnist, tmp_path, length):
+    """Nothing is kept, and no more is written than the file has."""
+    name = mnist[0].name
+    server.length = length
+    for mirror in ("first", "second"):
+        server.files[f"/{mirror}/{name}"] = bytes(mnist[0].size + (4 << 20))
+    with pytest.raises(DataError, match=rf"{name} could not be fetched:\n.*more than the {mnist[0].size:,} bytes"):
+        fetch("mnist", tmp_path)
+    left = list((tmp_path / "mnist").iterdir())
+    assert sum(path.stat().st_size for path in left) == 0
+
+
+def test_an_answer_with_a_damaged_head(server, mnist, tmp_path):
+    server.length = "\x1b[2Jmany"
+    fetch("mnist", tmp_path)
+    assert states("mnist", tmp_path) == ["ok"] * 4
+
+
+def test_a_link_in_the_place_of_an_earlier_attempt(server, mnist, tmp_path):
+    """A stranger's link in a folder of several users does not have another file overwritten."""
+    kept = tmp_path / "kept"
+    kept.write_text("mine")
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist" / f"{mnist[0].name}.part").symlink_to(kept)
+    fetch("mnist", tmp_path)
+    assert kept.read_text() == "mine"
+    assert states("mnist", tmp_path) == ["ok"] * 4
+    assert not any(path.is_symlink() for path in (tmp_path / "mnist").iterdir())
+
+
+def test_two_at_once_fetch_each_file_once(server, mnist, tmp_path):
+    threads = [threading.Thread(target=fetch, args=("mnist", tmp_path)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert states("mnist", tmp_path) == ["ok"] * 4
+    assert len([path for path, _ in server.requests if path.startswith("/second/")]) == 4
+
+
+def test_an_archive_that_is_a_bomb_is_not_unpacked(server, tmp_path, monkeypatch):
+    """affNIST has no published sum, so its archive is unpacked to be checked."""
+    with zipfile.ZipFile(tmp_path / "bomb", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("test.mat", bytes(1 << 22))
+    server.files["/aff/test.mat.zip"] = (tmp_path / "bomb").read_bytes()
+    file = OFFICIAL["affnist"][0]._replace(mirrors=(f"{server.address}/aff/",), most=1 << 20)
+    monkeypatch.setitem(OFFICIAL, "affnist", (file,))
+    monkeypatch.setitem(OFFICIAL, "mnist", ())
+    monkeypatch.setattr(zipfile.ZipFile, "testzip", lambda self: pytest.fail("it is unpacked"))
+    with pytest.raises(DataError, match="not the published file"):
+        fetch("affnist", tmp_path)
 
 
 def test_check_of_files_packed_differently(mnist, tmp_path):

@@ -11,10 +11,12 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import NamedTuple
 
+from vbcaps.data.contents import check_list
 from vbcaps.data.dataset import DataError, data_folder
-from vbcaps.data.files import find, read
+from vbcaps.data.files import find, read, reading
 from vbcaps.data.medmnist_table import MULTI_LABEL
 from vbcaps.data.official import OFFICIAL, OfficialFile, folder_name
+from vbcaps.data.stored import locked
 
 DISK = (errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EROFS)  # no mirror helps
 BLOCK, TIMEOUT = 1 << 18, 30  # bytes, seconds without a byte
@@ -49,9 +51,15 @@ def fetch(name: str, folder: str | Path | None = None, progress: Progress | None
     files = _official(name)
     before = fetch("mnist", folder, progress) if name == "affnist" else []
     place = data_folder(folder) / folder_name(name)
-    for file in files:
-        if _state(place, file).state in ("missing", "damaged"):
-            _fetch(name, file, place, progress)
+    if any(_state(place, file).state in ("missing", "damaged") for file in files):
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            with locked(place):  # by the time it is this process's turn, another may have fetched them
+                for file in files:
+                    if _state(place, file).state in ("missing", "damaged"):
+                        _fetch(name, file, place, progress)
+        except OSError as error:
+            raise DataError(f"{place}: cannot be written to ({error})") from error
     return before + [_state(place, file) for file in files]
 
 
@@ -86,10 +94,7 @@ def _state(place: Path, file: OfficialFile) -> FileState:
 
 
 def _fetch(name: str, file: OfficialFile, place: Path, progress: Progress | None) -> None:
-    try:
-        reasons = fetch_file(file, file.addresses, place, progress)
-    except OSError as error:
-        raise DataError(f"{place}: cannot be written to ({error})") from error
+    reasons = fetch_file(file, file.addresses, place, progress)
     if not reasons:
         return
     raise DataError(
@@ -111,7 +116,7 @@ def fetch_file(file: OfficialFile, addresses: Iterable[str], folder: Path, progr
     for address in addresses:
         try:
             _download(address, part, file, progress)
-        except (OSError, HTTPException, DataError) as error:
+        except (OSError, HTTPException, DataError, ValueError) as error:  # ValueError: it leads to no address
             if isinstance(error, OSError) and error.errno in DISK:
                 raise
             reasons.append(f"{address}: {error}")
@@ -123,6 +128,8 @@ def fetch_file(file: OfficialFile, addresses: Iterable[str], folder: Path, progr
 
 def _download(address: str, part: Path, file: OfficialFile, progress: Progress | None) -> None:
     """Download to ``part``, resuming an earlier attempt; delete a file that is not the official one."""
+    if part.is_symlink():  # somebody's, to have another file written to
+        part.unlink()
     have = part.stat().st_size if part.is_file() else 0
     headers = {"User-Agent": "vbcaps"} | ({"Range": f"bytes={have}-"} if have else {})
     request = urllib.request.Request(address, headers=headers)
@@ -135,12 +142,20 @@ def _download(address: str, part: Path, file: OfficialFile, progress: Progress |
         with response, open(part, "ab" if response.status == 206 else "wb") as out:
             done = out.tell()
             left = response.headers.get("Content-Length")
-            total = done + int(left) if left else file.size
-            while block := response.read(BLOCK):
+            total = done + int(left) if left and left.isascii() and left.isdigit() else file.size
+            most = max(file.size or file.most, have)
+            while block := response.read(min(BLOCK, most + 1 - done)):
                 out.write(block)
                 done += len(block)
                 if progress:
                     progress(file.name, done, total)
+                if done > most:
+                    break
+            out.flush()
+            os.fsync(out.fileno())
+            if done > most:
+                out.truncate(0)
+                raise DataError(f"it sends more than the {most:,} bytes of the file")
             if total is not None and done < total:
                 raise DataError(f"the connection ended after {done} of {total} bytes")
     if _genuine(part, file):
@@ -163,8 +178,11 @@ def _genuine(part: Path, file: OfficialFile) -> bool:
     if file.md5 is not None:
         return _digest(part, "md5") == file.md5
     if file.sha256 is None:  # only zip archives have no published sum, and they carry sums themselves
-        if not zipfile.is_zipfile(part):
+        try:
+            with reading(part), part.open("rb") as data:
+                check_list(data, part.stat().st_size)
+                with zipfile.ZipFile(data) as archive:
+                    return sum(one.file_size for one in archive.infolist()) <= 2 * file.most and not archive.testzip()
+        except DataError:
             return False
-        with zipfile.ZipFile(part) as archive:
-            return archive.testzip() is None
     return _digest(part, "sha256") == file.sha256

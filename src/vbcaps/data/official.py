@@ -21,6 +21,7 @@ class OfficialFile(NamedTuple):
     mirrors: tuple[str, ...]  # folders, each ending in a slash
     md5: str | None = None  # where no SHA-256 is published
     query: str = ""  # ends every address
+    most: int = 1 << 30  # bytes that are fetched at most, where the size is not published
 
     @property
     def addresses(self) -> list[str]:
@@ -189,7 +190,8 @@ OFFICIAL: dict[str, tuple[OfficialFile, ...]] = {
 for _name, _one in TABLE.items():
     for _side, _md5 in zip(SIDES, _one.md5, strict=True):
         _file = file_name(_name, _side)
-        OFFICIAL[_file.removesuffix(".npz")] = (OfficialFile(_file, None, None, None, (PLACE,), _md5, QUERY),)
+        _most = sum(_one.counts) * (_side * _side * _one.channels + 8) + (1 << 20)  # as if it were not compressed
+        OFFICIAL[_file.removesuffix(".npz")] = (OfficialFile(_file, None, None, None, (PLACE,), _md5, QUERY, _most),)
 
 
 def folder_name(name: str) -> str:

@@ -171,7 +171,7 @@ def store(
     size = math.prod(shape) * np.dtype(form.dtype).itemsize
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(entry.parent):
+        with locked(entry.parent):
             found = mapped(entry, len(paths), side)
             if found is None:
                 _clear(entry.parent)
@@ -288,8 +288,8 @@ def _feed(
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Wait until no other process decodes to this folder."""
+def locked(folder: Path) -> Iterator[None]:
+    """Wait until no other process fills this folder."""
     if fcntl is None:
         yield
         return
