@@ -1,5 +1,6 @@
 """Sphinx: how the pages of this folder become the site. ``scripts/docs`` builds it."""
 
+import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,9 +30,12 @@ exclude_patterns = ["_build", "_sphinx", "_static"]
 myst_enable_extensions = ["dollarmath", "deflist"]
 myst_heading_anchors = 4
 nb_execution_mode = "force"
+nb_execution_in_temp = True
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 nb_merge_streams = True
+# The notebook works on small batches: on a busy machine a second thread spins and waits, which takes minutes.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Every reference to a name of the library must lead somewhere. Those to other libraries would need their indexes, which
 # are on the network.
@@ -39,7 +43,10 @@ nitpicky = True
 nitpick_ignore_regex = [
     ("py:.*", r"(?!vbcaps).*"),
     ("py:class", r"vbcaps\.training\.(distributed|learner)\..*"),  # rooms of the library that the reference leaves out
-    ("py:class", r"vbcaps\.training\.loop\.Options|vbcaps\.routing\.fields\.T"),  # for the type checker
+    (
+        "py:class",
+        r"vbcaps\.training\.loop\.Options|vbcaps\.routing\.fields\.T|vbcaps\.models\.Value",
+    ),  # for the type checker
 ]
 autodoc_default_options = {"members": True, "member-order": "bysource"}
 autodoc_inherit_docstrings = False
