@@ -161,7 +161,10 @@ def installed(python: str, package: Path, compiler: bool, folder: Path) -> Envir
     kept |= dict(XDG_CACHE_HOME=str(folder / "cache"), TMPDIR=str(folder))
     kept["PATH"] = os.pathsep.join([programs, os.environ["PATH"]]) if compiler else programs
     environment = Environment(folder / "env", kept)
-    environment.run("python", "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", package)
+    pinned = (ROOT / "constraints.txt").read_text().splitlines()
+    constraints = folder / "constraints.txt"  # without Triton's version, which PyTorch for CUDA chooses itself
+    constraints.write_text("\n".join(line for line in pinned if not line.startswith("triton==")))
+    environment.run("python", "-m", "pip", "install", "--quiet", "-c", constraints, package)
     environment.run("python", "-m", "pip", "check")
     return environment
 
