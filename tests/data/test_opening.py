@@ -271,7 +271,7 @@ def test_names_that_are_too_long_or_no_names(tmp_path):
     for name in ("x" * 5000, "a\0b", "\udcff", ""):
         with pytest.raises(DataError, match="neither a dataset nor a folder"):
             load_dataset(name)
-    with pytest.raises(DataError, match="cannot be read as an image"):
+    with pytest.raises(DataError, match=r"^xxx.* \.\.\. .*replace it or take it away"):
         read_image(Path("x" * 5000 + ".png"), 8, 1)
     with pytest.raises(DataError, match="cannot be read as an image"):
         read_image(Path("a\0b.png"), 8, 1)
@@ -286,3 +286,21 @@ def test_the_command_line_writes_names_out(tmp_path):
     assert done.returncode == 1
     assert "\x1b" not in done.stdout + done.stderr
     assert "\\x1b[2J.png: cannot be read as an image" in done.stderr
+
+
+def test_tables_and_files_write_names_out(tmp_path, capsys):
+    from vbcaps.cli.report import complain, console, save_text, say, table
+
+    rows = table("class", numbers=("images",))
+    rows.add_row("\x1b[31mred\nline", "7")
+    say(rows, "a \udcff name", "a \x9b name")
+    complain("no \x07 bell")
+    save_text(tmp_path / "a.csv", "\udcff.png,1\n")
+    with console.status("reading \x1b[2J"):
+        pass
+    said = capsys.readouterr()
+    assert set(said.out + said.err) & {"\x1b", "\x9b", "\x07", "\udcff"} == set()
+    assert "\\x1b[31mred\\nline       7" in said.out
+    assert "a \\udcff name\na \\x9b name" in said.out
+    assert "no \\x07 bell" in said.err
+    assert (tmp_path / "a.csv").read_text() == "\\udcff.png,1\n"

@@ -150,7 +150,7 @@ def test_the_outer_header(parts, tmp_path):
     path = tmp_path / "w.safetensors"
     for begin, message in (
         (b"[" * 100_000, "nested more than 16 levels"),
-        (b"null", "has no fields, but is NoneType"),
+        (b"null", "has no fields, but is 'null'"),
         (b'{"__metadata__": []}', "no safetensors file"),
         (b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 0]}}', "'a' has no dtype and shape"),
         (b'{"a": {"dtype": [], "shape": [1], "data_offsets": [0, 4]}}', "'a' has no dtype and shape"),

@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
 from rich.console import Console
+from rich.status import Status
+
+from vbcaps.data.errors import written
 
 if TYPE_CHECKING:
     from vbcaps import Model
@@ -28,12 +31,15 @@ class Output(Console):
     """
 
     def print(self, *parts: Any, **options: Any) -> None:
-        try:
-            super().print(*parts, **options)
+        try:  # a name of a file or a class may have what a terminal would obey
+            super().print(*(written(part) if isinstance(part, str) else part for part in parts), **options)
         except OSError as error:
             self.quiet = True
             if error.errno != errno.EBADF:  # of a stream that was closed: its number may be another file's by now
                 self.on_broken_pipe()
+
+    def status(self, status: Any, **options: Any) -> Status:
+        return super().status(written(status) if isinstance(status, str) else status, **options)
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -65,7 +71,7 @@ class Table:
         self.rows: list[Sequence[str]] = []
 
     def add_row(self, *cells: str) -> None:
-        self.rows.append(cells)
+        self.rows.append([written(cell).replace("\n", "\\n") for cell in cells])
 
     def lines(self, width: int | None) -> list[str]:
         """Return the lines of the table, at most ``width`` wide as far as its longest word allows; the first line has
@@ -151,7 +157,7 @@ def complain(message: str) -> None:
 def save_text(file: Path, text: str) -> None:
     from vbcaps.training.files import write
 
-    write(file, text.encode())
+    write(file, text.encode("utf-8", "backslashreplace"))  # the name of a file may be no text
     say(f"wrote {file}")
 
 

@@ -17,14 +17,17 @@ class DataError(Exception):
     """
 
     def __init__(self, message: str, *lines: str):
-        super().__init__("\n".join(written(line).replace("\n", "\\n") for line in (message, *lines)))
+        super().__init__("\n".join(shortened(written(line).replace("\n", "\\n")) for line in (message, *lines)))
 
 
 def written(text: str) -> str:
     r"""Return text in which characters that a terminal obeys are written out, such as ``\x1b``.
 
-    Tabs and the ends of lines stay. The middle of a text that is too long to be read, such as a damaged value, is left
-    out.
+    Tabs and the ends of lines stay.
     """
-    text = text if len(text) <= LONGEST else f"{text[: LONGEST - 300]} ... {text[-300:]}"
     return OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def shortened(text: str) -> str:
+    """Return text without the middle if it is too long to be read, as with a damaged value in it."""
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 300]} ... {text[-300:]}"

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vbcaps.data.errors import written
+from vbcaps.data.errors import shortened, written
 
 try:
     import fcntl
@@ -31,7 +31,7 @@ class RunError(Exception):
     """Raised when a run's folder or a weights file cannot be used. The message says what to do."""
 
     def __init__(self, message: str):
-        super().__init__(written(message))
+        super().__init__(shortened(written(message)))
 
 
 def write(path: Path, content: bytes) -> None:

@@ -96,7 +96,7 @@ def parse_json(text: str) -> dict[str, Any]:
     except RecursionError:
         raise ValueError(f"its header is nested more than {DEEPEST} levels deep") from None
     if not isinstance(parsed, dict):
-        raise ValueError(f"its header has no fields, but is {type(parsed).__name__}")
+        raise ValueError(f"its header has no fields, but is {text[:40]!a}")
     level: list[Any] = [parsed]
     for _ in range(DEEPEST):
         level = [
