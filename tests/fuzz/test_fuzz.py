@@ -40,7 +40,9 @@ class Run:
     def __reduce__(self): return eval, ("1",)
 def write_outside(): open(folder.parent / "outside", "w")
 def wait(): time.sleep(9)
-def wait_a_little(): time.sleep(0.7)
+def work_long():
+    end = time.process_time() + 0.8
+    while time.process_time() < end: pass
 def fill(): return len(bytearray(b"x") * (64 << 20))
 def die(): os.kill(os.getpid(), 11)
 def clear(): raise ValueError("a.npy: it ends early")
@@ -52,7 +54,7 @@ def run(): exec("1")
 def start(): subprocess.run(["true"])
 def unknown(): {{}}["x"]
 def fine(): open(folder / "inside", "w")
-faults = write_outside, wait_a_little, wait, fill, die, nameless, raw, escape, load, run, start, unknown
+faults = write_outside, work_long, wait, fill, die, nameless, raw, escape, load, run, start, unknown
 for work in (fine, clear, *faults):
     watches = []
     def one(seed):
@@ -73,7 +75,7 @@ def test_the_judge_finds_every_fault(tmp_path):
     assert said.pop("fine") == ["1", "0"]
     assert said.pop("clear") == ["1", "1"]
     expected = dict(
-        write_outside="outside of the folder", wait_a_little="hang", wait="hang", fill="memory: 6", die="crash",
+        write_outside="outside of the folder", work_long="hang", wait="hang", fill="memory: 6", die="crash",
         nameless="no name of a file", raw="raw words", escape="control characters", load="a pickle loads",
         run="code is executed", start="subprocess.Popen", unknown="unclear error: KeyError",
     )  # fmt: skip

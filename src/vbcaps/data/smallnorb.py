@@ -79,6 +79,9 @@ def _split(files: dict[str, tuple[Path, np.ndarray]], size: int) -> Split:
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1] != 2 or min(images.shape[2:]) < 1:
         raise DataError(f"{path}: must be uint8 n 2 h w, got {images.dtype} {images.shape}: {AGAIN}")
     if labels.shape != (len(images),) or info.shape != (len(images), 4):
-        raise DataError(f"{path}: {len(images)} pairs, but labels {labels.shape} and info {info.shape}: {AGAIN}")
+        raise DataError(
+            f"{path} has {len(images)} pairs, but {of_labels} labels {labels.shape}, {of_info} info {info.shape}: one of "
+            f"them is another file or damaged, {AGAIN}"
+        )
     classes = as_labels(labels, of_labels, 0, len(CLASSES) - 1)
     return Split(_resized(images, size), classes, as_labels(info, of_info, 0, 255))
