@@ -9,8 +9,9 @@ Builds the source archive, and from it the wheel; checks both, and installs them
 
 `tools/installed.py` then uses each of them. A row has the seconds of the first process that predicts after the
 installation, from its start to its end; the milliseconds of the first and second routing call of a process; and CPU
-seconds, on which other processes have little influence. It is an error if a wheel's first prediction takes more than
-3 s, or its first routing call more than 0.3 s, in the fastest of three processes, and by its CPU seconds, too.
+seconds, on which other processes have little influence, of both and of `vbcaps --help`. It is an error if a wheel's
+first prediction takes more than 3 s, or its first routing call more than 0.3 s, in the fastest of three processes, and
+by its CPU seconds, too.
 
 The environments are made in the folder for temporary files (TMPDIR), and removed again. pip takes the versions of
 constraints.txt, where it takes them from otherwise: its configuration, its cache.
@@ -20,6 +21,7 @@ import argparse
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -126,6 +128,9 @@ def tried(python: str, package: Path, compiler: bool, made: Path, path: str | No
         environment = installed(python, package, compiler, Path(folder))
         install = time.perf_counter() - begun
         environment.run("vbcaps", "--version")
+        before = cpu_seconds()
+        environment.run("vbcaps", "--help")
+        helped = cpu_seconds() - before
         kinds = {what: [used(environment, what) for _ in range(TIMES)] for what in ("prediction", "routing")}
     first, call = kinds["prediction"][0], kinds["routing"][0]
     kind = "wheel" if package.suffix == ".whl" else "sdist"
@@ -145,7 +150,7 @@ def tried(python: str, package: Path, compiler: bool, made: Path, path: str | No
         install_s=f"{install:.0f}", prediction_s=f"{first['process_s']:.2f}", cpu_s=f"{first['cpu_s']:.2f}",
         fastest_s=f"{min(one['process_s'] for one in kinds['prediction']):.2f}",
         first_call_ms=f"{1e3 * call['first_s']:.0f}", first_call_cpu_ms=f"{1e3 * call['first_cpu_s']:.0f}",
-        second_call_ms=f"{1e3 * call['second_s']:.0f}",
+        second_call_ms=f"{1e3 * call['second_s']:.0f}", help_cpu_s=f"{helped:.2f}",
         load=f"{os.getloadavg()[0]:.1f}", processor=processor(),
     )  # fmt: skip
     record(row, torch.device("cpu"), path)
@@ -177,6 +182,12 @@ def used(environment: Environment, what: str) -> dict[str, Any]:
     if not Path(found["package"]).is_relative_to(environment.folder.resolve()):
         sys.exit(f"{environment.folder} uses the package in {found['package']}")
     return found
+
+
+def cpu_seconds() -> float:
+    """Return the CPU seconds of all processes that were started here and have ended."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return ended.ru_utime + ended.ru_stime
 
 
 def run(command: Sequence[str | Path], folder: Path, variables: Mapping[str, str] | None = None) -> str:
