@@ -80,8 +80,8 @@ def _split(files: dict[str, tuple[Path, np.ndarray]], size: int) -> Split:
         raise DataError(f"{path}: must be uint8 n 2 h w, got {images.dtype} {images.shape}: {AGAIN}")
     if labels.shape != (len(images),) or info.shape != (len(images), 4):
         raise DataError(
-            f"{path} has {len(images)} pairs, but {of_labels} labels {labels.shape}, {of_info} info {info.shape}: one of "
-            f"them is another file or damaged, {AGAIN}"
+            f"{path}: {len(images)} pairs, but labels {labels.shape} in {of_labels} and info {info.shape} in "
+            f"{of_info}: one of them is another file or damaged, {AGAIN}"
         )
     classes = as_labels(labels, of_labels, 0, len(CLASSES) - 1)
     return Split(_resized(images, size), classes, as_labels(info, of_info, 0, 255))
