@@ -12,6 +12,7 @@ sys.path.insert(0, str(HERE / "_sphinx"))
 
 project = "vbcaps"
 author = "The vbcaps authors"
+copyright = "the vbcaps authors"
 version = release = vbcaps.__version__
 language = "en"
 
