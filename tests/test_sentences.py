@@ -52,6 +52,14 @@ def test_no_sentence_stands_twice():
     assert repeated({str(page.relative_to(ROOT)): page.read_text() for page in PAGES}) == []
 
 
+RUN_TOGETHER = re.compile(r"[.:;)] [-*] (?=\*\*|\[)")  # the mark of an item in the middle of a line
+
+
+def test_no_list_is_run_together():
+    found = {page.name: RUN_TOGETHER.findall(NOT_PROSE.sub("", page.read_text())) for page in PAGES}
+    assert {name: marks for name, marks in found.items() if marks} == {}
+
+
 MADE_UP = """# A title
 
 The network reads [every image](a.md) of the folder
