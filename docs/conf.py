@@ -43,7 +43,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 nitpicky = True
 nitpick_ignore_regex = [
     ("py:.*", r"(?!vbcaps).*"),
-    ("py:class", r"vbcaps\.training\.(distributed|learner)\..*"),  # rooms of the library that the reference leaves out
+    ("py:class", r"vbcaps\.training\.(checkpoint|distributed|learner)\..*"),  # rooms of the library that the reference leaves out
     (
         "py:class",
         r"vbcaps\.training\.loop\.Options|vbcaps\.routing\.fields\.T|vbcaps\.models\.Value",

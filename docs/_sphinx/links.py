@@ -2,7 +2,7 @@
 
 On the page of a repository such a link leads to the file. On the site it leads to the page that includes this file, or
 else to the address that ``VBCAPS_SOURCE`` names, like ``https://…/blob/main``. Without an address a link to a file
-downloads it, and a link to a folder becomes its words alone.
+downloads it, and a link to a folder or to a page that is not on the site becomes its words alone.
 """
 
 import os
@@ -48,7 +48,7 @@ def rewrite(text: str, folder: Path, source: str | None) -> str:
             return f"[{words}](/{path.relative_to(DOCS).as_posix()}{hash})"
         if source:
             return f"[{words}]({source}/{inside}{hash})"
-        return words if path.is_dir() else f"[{words}](/../{inside})"
+        return words if path.is_dir() or path.suffix == ".md" else f"[{words}](/../{inside})"
 
     parts = FENCE.split(text)
     return "".join(part if part.startswith("```") else LINK.sub(replace, part) for part in parts)
