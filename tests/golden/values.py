@@ -2,7 +2,7 @@
 
     python tests/golden/values.py        write them to values.safetensors beside this file
 
-They were recorded before the kernels, the library and the training program moved into the rooms they have now.
+They were recorded when the C++ kernels began to sum moments vote by vote, which changed their last digits.
 Rounding differs between processors and compilers, so the file says what it was recorded with (``machine``).
 """
 

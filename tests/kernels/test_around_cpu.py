@@ -111,7 +111,7 @@ def test_primary_capsules_are_within_the_error_budget(size, channels_last, train
 @pytest.mark.parametrize("norms", [(True, True), (True, False), (False, True)], ids=["both", "logit", "pose"])
 def test_parents_are_within_the_error_budget(size, training, norms):
     n, L, J = size
-    leaves = dict(logit=4 * torch.randn(L, J, n).permute(2, 0, 1), m=torch.randn(L, J, 4, n, 4).permute(3, 0, 1, 2, 4))
+    leaves = dict(logit=4 * torch.randn(L, J, n).permute(2, 0, 1), m=torch.randn(L, J, 4, 4, n).permute(4, 0, 1, 2, 3))
     assert_equals_reference(Parents(J, *norms).train(training), leaves, of_parents)
 
 
@@ -207,7 +207,7 @@ def test_the_reference_has_second_derivatives_and_the_kernels_say_so():
 def test_operators_pass_opcheck():
     given = norm_cpu.scheme(BatchNorm(2).plan(9))
     check = functools.partial(torch.library.opcheck, test_utils=OPCHECKS)
-    x, logit, pose = torch.randn(3, 2, 2, 34), torch.randn(4, 2, 3), torch.randn(4, 2, 4, 3, 4)
+    x, logit, pose = torch.randn(3, 2, 2, 34), torch.randn(4, 2, 3), torch.randn(4, 2, 4, 4, 3)
     leaves = [y.requires_grad_() for y in (x, logit, pose)]
     for op, inputs in ((norm_cpu.primary, leaves[:1]), (norm_cpu.parents, leaves[1:])):
         assert set(check(op.operator, (*inputs, *given, *given)).values()) == {"SUCCESS"}

@@ -8,29 +8,40 @@ namespace {
 
 constexpr double LN2PI = 1.8378770664093453;
 
-// The Gaussians of the parents of type j in a block of images.
+// The Gaussians of the parents of one type at one position, for N images.
 struct Mixture {
-  double r[K], inv_r[K], ln_var[K], cost[K], logit[K];  // cost: per r_j
-  vec spread[4], var[4], lam[4];
+  double *r, *inv_r, *ln_var, *cost, *logit, *more[3];  // n; cost: per r_j
+  float *scale, *spread, *var, *numbers;                // n, d n, d n, 2 n
 
-  Mixture(const float* rj, const float* S, const float* beta_a, const float* beta_u, const Lanes& s, Long l, Long j,
-          Long b, double inverse_temperature, double min_var) {
-    const int live = s.live(j, b);
-    for (int n = 0; n < K; n++) {
-      r[n] = n < live ? rj[s.scalar(l, j, b) + n] : 1;
+  explicit Mixture(Long N) {
+    scratch.reserve((size_t)(8 * 2 * N + 2 * D * N + 3 * N), 12);
+    for (double** x : {&r, &inv_r, &ln_var, &cost, &logit, more, more + 1, more + 2})
+      *x = reinterpret_cast<double*>(scratch.take(2 * N));
+    scale = scratch.take(N);
+    spread = scratch.take(D * N);
+    var = scratch.take(D * N);
+    numbers = scratch.take(2 * N);
+  }
+
+  // Computes the Gaussians of type j from r_j and S_j; `spread` serves as room before it holds S_j / r_j.
+  void update(const float* rj, const float* S, float beta_a, float beta_u, Long N, double inverse_temperature,
+              double min_var) const {
+    for (Long n = 0; n < N; n++) {
+      r[n] = rj[n];
       inv_r[n] = 1 / (r[n] < SMALLEST_WEIGHT ? SMALLEST_WEIGHT : r[n]);
+      scale[n] = (float)inv_r[n];
     }
-    load_rows(spread, S + s.rows(l, j, b), s, live);
-    const vec scale = spread_of(inv_r, live);
-    for (int p = 0; p < 4; p++) {
-      spread[p] *= scale;
-      var[p] = spread[p] + (float)min_var;
-      lam[p] = 1.0f / var[p];
-    }
-    sum_of_logs(ln_var, var, K);
-    for (int n = 0; n < K; n++) {
-      cost[n] = 16.0 * beta_u[j] + 0.5 * ln_var[n];
-      logit[n] = inverse_temperature * (beta_a[j] - cost[n] * r[n]);
+    float *const scale = this->scale, *const spread = this->spread, *const var = this->var;
+    const float least_var = (float)min_var;
+    over_pose(N, [=](Long, Long n, Long k) INLINE_LAMBDA {
+      var[k] = S[k] * scale[n] + least_var;
+      spread[k] = log_(var[k]);
+    });
+    sum_over_pose(ln_var, spread, N);
+    over_pose(N, [=](Long, Long n, Long k) INLINE_LAMBDA { spread[k] = S[k] * scale[n]; });
+    for (Long n = 0; n < N; n++) {
+      cost[n] = 16.0 * beta_u + 0.5 * ln_var[n];
+      logit[n] = inverse_temperature * (beta_a - cost[n] * r[n]);
     }
   }
 };
@@ -50,22 +61,25 @@ extern "C" {
 void em_parent(const float* rj, const float* S, const float* beta_a, const float* beta_u, float* lam, float* K_j,
                float* logit, float* var, double inverse_temperature, double min_var, Long L, Long J, Long N,
                Long threads) {
-  const Lanes s(J, N, false);
-#pragma omp parallel for schedule(static) num_threads(threads_for(threads, L * J * s.blocks * 16))
-  for (Long l = 0; l < L; l++)
-    for (Long j = 0; j < J; j++)
-      for (Long b = 0; b < s.blocks; b++) {
-        const Mixture q(rj, S, beta_a, beta_u, s, l, j, b, inverse_temperature, min_var);
-        const int live = s.live(j, b);
-        store_rows((logit ? var : lam) + s.rows(l, j, b), logit ? q.var : q.lam, s, live);
-        for (int n = 0; n < live; n++) {
-          const Long at = s.scalar(l, j, b) + n;
-          if (logit)
-            logit[at] = (float)q.logit[n];
-          else
-            K_j[at] = (float)(log_sigmoid(q.logit[n]) - 0.5 * (q.ln_var[n] + 16 * LN2PI));
-        }
+#pragma omp parallel num_threads(threads_for(threads, L * J * N * 16 / WIDTH))
+  {
+    const Mixture q(N);
+#pragma omp for schedule(static)
+    for (Long parent = 0; parent < L * J; parent++) {
+      const Long j = parent % J, first = parent * N, at = parent * D * N;
+      q.update(rj + first, S + at, beta_a[j], beta_u[j], N, inverse_temperature, min_var);
+      if (logit) {
+        std::memcpy(var + at, q.var, (size_t)(D * N) * 4);
+        for (Long n = 0; n < N; n++) logit[first + n] = (float)q.logit[n];
+        continue;
       }
+      float *const lam_j = lam + at, *const var_j = q.var;
+#pragma omp simd
+      for (Long k = 0; k < D * N; k++) lam_j[k] = 1.0f / var_j[k];
+      for (Long n = 0; n < N; n++)
+        K_j[first + n] = (float)(log_sigmoid(q.logit[n]) - 0.5 * (q.ln_var[n] + 16 * LN2PI));
+    }
+  }
 }
 
 // Writes the gradients of the moments, gb = dm / r_j, gS, gr, from those of logit, m and var (if dlogit is not null; dm
@@ -74,71 +88,60 @@ void em_grad_parent(const float* rj, const float* S, const float* m, const float
                     const float* beta_u, const float* dlogit, const float* dm, const float* dvar, const float* U0,
                     const float* U1, const float* U2, float* gb, float* gS, float* gr, float* terms, Long T, Long t,
                     float* glogit, double inverse_temperature, double min_var, Long L, Long J, Long N, Long threads) {
-  const Lanes s(J, N, false);
-  const Long cell = (4 * T - 1) * 4 * WIDTH;
-  if (dlogit) expect_large(terms, L * J * s.blocks * cell);
-#pragma omp parallel for schedule(static) num_threads(threads_for(threads, L * J * s.blocks * 16))
-  for (Long l = 0; l < L; l++)
-    for (Long j = 0; j < J; j++)
-      for (Long b = 0; b < s.blocks; b++) {
-        const Mixture q(rj, S, beta_a, beta_u, s, l, j, b, inverse_temperature, min_var);
-        const int live = s.live(j, b);
-        const Long at = s.rows(l, j, b), first = s.scalar(l, j, b);
-        double of_logit[K], of_ln_var[K];
-        for (int n = 0; n < live; n++) {
-          of_logit[n] = inverse_temperature * (dlogit ? dlogit[first + n] : U0[first + n] * sigmoid_of_minus(q.logit[n]));
-          of_ln_var[n] = -0.5 * (q.r[n] * of_logit[n] + (dlogit ? 0.0f : U0[first + n]));
-        }
-        const vec inv_r = spread_of(q.inv_r, live), dln_var = spread_of(of_ln_var, live);
-        vec b_j[4] = {}, S_j[4], E[4], C[4], m_j[4], d[4] = {}, sum = {};
-        load_rows(m_j, m + at, s, live);
-        if (dlogit) {
-          if (dvar) load_rows(d, dvar + at, s, live);
-          for (int p = 0; p < 4; p++) d[p] += dln_var * q.lam[p];
-          if (dm) {
-            load_rows(b_j, dm + at, s, live);
-            for (int p = 0; p < 4; p++) b_j[p] *= inv_r;
-          }
-          store_terms(terms, cell, 4 * T - 2, m_j, s, l, j, b);
-        } else {
-          vec first_U[4], second_U[4];
-          load_rows(first_U, U1 + at, s, live);
-          load_rows(second_U, U2 + at, s, live);
-          for (int p = 0; p < 4; p++) {
-            d[p] = q.lam[p] * (dln_var + 0.5f * q.lam[p] * second_U[p]);
-            b_j[p] = inv_r * q.lam[p] * first_U[p];
-          }
-        }
-        for (int p = 0; p < 4; p++) {
-          S_j[p] = inv_r * d[p];
-          sum += d[p] * q.spread[p];
-          E[p] = b_j[p];
-          C[p] = 2.0f * S_j[p];
-        }
-        if (!dlogit) {
-          vec last_m_j[4], score_E[4], score_C[4];
-          load_rows(last_m_j, last_m + at, s, live);
-          for (int p = 0; p < 4; p++) {
-            const vec shift = last_m_j[p] - m_j[p];
-            score_E[p] = -q.lam[p] * shift;
-            score_C[p] = -q.lam[p];
-            E[p] += C[p] * shift;
-          }
-          store_terms(terms, cell, 2 * (T + t), score_E, s, l, j, b);
-          store_terms(terms, cell, 2 * (T + t) + 1, score_C, s, l, j, b);
-        }
-        store_rows(gb + at, b_j, s, live);
-        store_rows(gS + at, S_j, s, live);
-        store_terms(terms, cell, 2 * t, E, s, l, j, b);
-        store_terms(terms, cell, 2 * t + 1, C, s, l, j, b);
-        float of_lanes[K];
-        store_firsts(of_lanes, sum_of_lanes(sum));
-        for (int n = 0; n < live; n++) {
-          const double of_r = q.r[n] < SMALLEST_WEIGHT ? 0 : q.inv_r[n] * of_lanes[n];
-          gr[first + n] = (float)(-q.cost[n] * of_logit[n] - of_r);
-          glogit[first + n] = (float)of_logit[n];
-        }
+  const Long of_all = L * J * D * N;
+  if (dlogit) expect_large(terms, (4 * T - 1) * of_all);
+#pragma omp parallel num_threads(threads_for(threads, L * J * N * 16 / WIDTH))
+  {
+    const Mixture q(N);
+    double *const of_logit = q.more[0], *const of_r = q.more[1];
+    float *const inv_r = q.scale, *const dln_var = q.numbers, *const var = q.var, *const spread = q.spread;
+#pragma omp for schedule(static)
+    for (Long parent = 0; parent < L * J; parent++) {
+      const Long j = parent % J, first = parent * N, at = parent * D * N;
+      q.update(rj + first, S + at, beta_a[j], beta_u[j], N, inverse_temperature, min_var);
+      for (Long n = 0; n < N; n++) {
+        const Long k = first + n;
+        of_logit[n] = inverse_temperature * (dlogit ? dlogit[k] : U0[k] * sigmoid_of_minus(q.logit[n]));
+        dln_var[n] = (float)(-0.5 * (q.r[n] * of_logit[n] + (dlogit ? 0.0f : U0[k])));
       }
+      float *const gb_j = gb + at, *const gS_j = gS + at;
+      float *const E = terms + 2 * t * of_all + at, *const C = E + of_all;
+      const float *const m_j = m + at, *const last_m_j = last_m + at;
+      if (dlogit) {
+        const float *const dm_j = dm ? dm + at : nullptr, *const dvar_j = dvar ? dvar + at : nullptr;
+        over_pose(N, [=](Long, Long n, Long k) INLINE_LAMBDA {
+          const float d = (dvar_j ? dvar_j[k] : 0.0f) + dln_var[n] / var[k];
+          gb_j[k] = dm_j ? dm_j[k] * inv_r[n] : 0.0f;
+          gS_j[k] = inv_r[n] * d;
+          spread[k] *= d;
+          E[k] = gb_j[k];
+          C[k] = 2.0f * gS_j[k];
+        });
+        std::memcpy(terms + (4 * T - 2) * of_all + at, m_j, (size_t)(D * N) * 4);
+      } else {
+        const float *const U1_j = U1 + at, *const U2_j = U2 + at;
+        float *const score_E = terms + 2 * (T + t) * of_all + at, *const score_C = score_E + of_all;
+        over_pose(N, [=](Long, Long n, Long k) INLINE_LAMBDA {
+          const float lam = 1.0f / var[k], shift = last_m_j[k] - m_j[k];
+          const float d = lam * (dln_var[n] + 0.5f * lam * U2_j[k]);
+          const float gb_k = inv_r[n] * lam * U1_j[k], gS_k = inv_r[n] * d;
+          gb_j[k] = gb_k;
+          gS_j[k] = gS_k;
+          spread[k] *= d;
+          score_E[k] = -lam * shift;
+          score_C[k] = -lam;
+          E[k] = gb_k + 2.0f * gS_k * shift;
+          C[k] = 2.0f * gS_k;
+        });
+      }
+      sum_over_pose(of_r, spread, N);
+      for (Long n = 0; n < N; n++) {
+        const double through_var = q.r[n] < SMALLEST_WEIGHT ? 0 : q.inv_r[n] * of_r[n];
+        gr[first + n] = (float)(-q.cost[n] * of_logit[n] - through_var);
+        glogit[first + n] = (float)of_logit[n];
+      }
+    }
+  }
 }
 
 }  // extern "C"

@@ -1,7 +1,8 @@
-// The code that the C++ kernels share: vectors of lanes, functions of numbers, scratch memory, and the votes' inputs.
+// The code that the C++ kernels share: vectors, functions of numbers, scratch memory, and the votes' inputs.
 //
-// A vector is K lanes of four numbers: a row of the poses of K images or, if there is only one image, of K types.
-// Row p of a vote is sum_q M[p, q] W[q, :]: every lane multiplies an entry of M by a row of W.
+// A vector holds one number for each of WIDTH images or, where that wastes fewer entries, for each of WIDTH types of one
+// image. An entry of a vote is sum_q M[p, q] W[q, r]: the pose differs from image to image and the weight is the same for
+// all, or the weight differs from type to type and the pose is the same for all.
 
 #pragma once
 
@@ -29,35 +30,20 @@ inline Long parts(Long a, Long size) { return (a + size - 1) / size; }
 // --- vectors ---------------------------------------------------------------------------------------------------------
 
 #if defined(__AVX512F__)
-constexpr int K = 4;
+constexpr int WIDTH = 16;
 #elif defined(__AVX__)
-constexpr int K = 2;
+constexpr int WIDTH = 8;
 #else
-constexpr int K = 1;
+constexpr int WIDTH = 4;
 #endif
 
-constexpr int WIDTH = 4 * K;
+constexpr int D = 16;         // entries of a pose
+constexpr int ROWS = 4 * WIDTH;  // floats of the vectors of a row
+constexpr int POSE = D * WIDTH;  // floats of the vectors of a pose
 
 constexpr float SMALLEST_WEIGHT = 1.0842021724855044e-19f;  // the least sum of responsibilities in a divisor
 
 typedef float vec __attribute__((vector_size(4 * WIDTH)));
-
-#if defined(__clang__) || __GNUC__ >= 12
-#define SHUFFLE(v, ...) __builtin_shufflevector(v, v, __VA_ARGS__)
-#else
-typedef int32_t order __attribute__((vector_size(4 * WIDTH)));
-#define SHUFFLE(v, ...) __builtin_shuffle(v, order{__VA_ARGS__})
-#endif
-
-// Selects the same entries in every lane.
-#if defined(__AVX512F__)
-#define IN_LANE(v, a, b, c, d) \
-  SHUFFLE(v, a, b, c, d, 4 + a, 4 + b, 4 + c, 4 + d, 8 + a, 8 + b, 8 + c, 8 + d, 12 + a, 12 + b, 12 + c, 12 + d)
-#elif defined(__AVX__)
-#define IN_LANE(v, a, b, c, d) SHUFFLE(v, a, b, c, d, 4 + a, 4 + b, 4 + c, 4 + d)
-#else
-#define IN_LANE(v, a, b, c, d) SHUFFLE(v, a, b, c, d)
-#endif
 
 INLINE vec load(const float* x) {
   vec v;
@@ -67,64 +53,66 @@ INLINE vec load(const float* x) {
 
 INLINE void store(float* x, vec v) { std::memcpy(x, &v, sizeof v); }
 
-INLINE vec fill(float x) {
-  vec v;
-  for (int k = 0; k < WIDTH; k++) v[k] = x;
+INLINE vec fill(float x) { return x - vec{}; }
+
+// Loads a vector of which only `live` numbers exist in memory; the others become 0.
+INLINE vec load(const float* x, int live) {
+  if (live == WIDTH) return load(x);
+#if defined(__AVX512F__)
+  return (vec)_mm512_maskz_loadu_ps((__mmask16)((1u << live) - 1), x);
+#else
+  vec v = {};
+  for (int k = 0; k < WIDTH; k++)
+    if (k < live) v[k] = x[k];
   return v;
+#endif
 }
 
-// Returns four numbers in every lane.
-INLINE vec tile(const float* x) {
+INLINE void store(float* x, vec v, int live) {
+  if (live == WIDTH) return store(x, v);
 #if defined(__AVX512F__)
-  return (vec)_mm512_broadcast_f32x4(_mm_loadu_ps(x));
-#elif defined(__AVX__)
-  return (vec)_mm256_broadcast_ps((const __m128*)x);
+  _mm512_mask_storeu_ps(x, (__mmask16)((1u << live) - 1), (__m512)v);
 #else
-  return load(x);
+  for (int k = 0; k < WIDTH; k++)
+    if (k < live) x[k] = v[k];
 #endif
 }
 
-// Returns K numbers, the k-th in all entries of lane k.
-INLINE vec spread(const float* x) {
-#if defined(__AVX512F__)
-  return SHUFFLE(tile(x), 0, 0, 0, 0, 5, 5, 5, 5, 10, 10, 10, 10, 15, 15, 15, 15);
-#elif defined(__AVX__)
-  return SHUFFLE((vec)_mm256_castpd_ps(_mm256_broadcast_sd((const double*)x)), 0, 0, 0, 0, 5, 5, 5, 5);
+// Adds the sums of the WIDTH vectors' numbers to WIDTH numbers: the k-th vector's to the k-th number.
+INLINE void add_sums(float* sums, vec (&x)[WIDTH]) {
+#if defined(__clang__) || __GNUC__ >= 12
+#define HALVES(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
-  return fill(x[0]);
+  typedef int32_t order __attribute__((vector_size(4 * WIDTH)));
+#define HALVES(a, b, ...) __builtin_shuffle(a, b, order{__VA_ARGS__})
 #endif
-}
-
-// Stores the first number of every lane.
-INLINE void store_firsts(float* x, vec v) {
 #if defined(__AVX512F__)
-  v = SHUFFLE(v, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
+  for (int k = 0; k < 8; k++)
+    x[k] = HALVES(x[k], x[k + 8], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+           HALVES(x[k], x[k + 8], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+  for (int k = 0; k < 4; k++)
+    x[k] = HALVES(x[k], x[k + 4], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27) +
+           HALVES(x[k], x[k + 4], 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
+  for (int k = 0; k < 2; k++)
+    x[k] = HALVES(x[k], x[k + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
+           HALVES(x[k], x[k + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+  x[0] = HALVES(x[0], x[1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30) +
+         HALVES(x[0], x[1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
 #elif defined(__AVX__)
-  v = SHUFFLE(v, 0, 4, 0, 4, 0, 4, 0, 4);
+  for (int k = 0; k < 4; k++)
+    x[k] = HALVES(x[k], x[k + 4], 0, 1, 2, 3, 8, 9, 10, 11) + HALVES(x[k], x[k + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+  for (int k = 0; k < 2; k++)
+    x[k] = HALVES(x[k], x[k + 2], 0, 1, 8, 9, 4, 5, 12, 13) + HALVES(x[k], x[k + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+  x[0] = HALVES(x[0], x[1], 0, 8, 2, 10, 4, 12, 6, 14) + HALVES(x[0], x[1], 1, 9, 3, 11, 5, 13, 7, 15);
+#else
+  for (int k = 0; k < 2; k++) x[k] = HALVES(x[k], x[k + 2], 0, 1, 4, 5) + HALVES(x[k], x[k + 2], 2, 3, 6, 7);
+  x[0] = HALVES(x[0], x[1], 0, 4, 2, 6) + HALVES(x[0], x[1], 1, 5, 3, 7);
 #endif
-  std::memcpy(x, &v, 4 * K);
+#undef HALVES
+  store(sums, load(sums) + x[0]);
 }
 
-// Returns the sum of every lane, in all of its entries.
-INLINE vec sum_of_lanes(vec v) {
-  v += IN_LANE(v, 1, 0, 3, 2);
-  return v + IN_LANE(v, 2, 3, 0, 1);
-}
-
-// In the next two functions only `live` lanes exist in memory; `spread` sets the others to 0.
-INLINE vec spread(const float* x, int live) {
-  if (live == K) return spread(x);
-  const float y[4] = {x[0], live > 1 ? x[1] : 0.0f, live > 2 ? x[2] : 0.0f, 0.0f};
-  return spread(y);
-}
-
-INLINE void store_firsts(float* x, vec v, int live) {
-  float y[K];
-  store_firsts(y, v);
-  std::memcpy(x, y, 4 * (size_t)live);
-}
-
-// --- functions of numbers, without branches, so that the compiler vectorises loops over them -------------------------
+// --- functions of numbers and vectors, without branches, so that the compiler vectorises loops over them -------------
 
 INLINE int32_t bits(float x) {
   int32_t i;
@@ -138,22 +126,31 @@ INLINE float number(int32_t i) {
   return x;
 }
 
-// Returns e^x for x <= 0, or 0 where e^x would be subnormal.
-INLINE float exp_(float x) {
-  const float t = x * 1.44269504f + 12582912.0f;  // its last bits are round(x / ln 2)
-  const float n = t - 12582912.0f;
-  const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  float y = 1.9875691500e-4f;
-  y = y * r + 1.3981999507e-3f;
+typedef uint32_t ints __attribute__((vector_size(4 * WIDTH)));
+
+// Returns e^x for x <= 0, or 0 where e^x would be subnormal; X is float or vec, and N as wide.
+template <class X, class N>
+INLINE X exp_of(X x) {
+  const X t = x * 1.44269504f + 12582912.0f;  // its last bits are round(x / ln 2)
+  const X n = t - 12582912.0f;
+  const X r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  X y = r * 1.9875691500e-4f + 1.3981999507e-3f;
   y = y * r + 8.3334519073e-3f;
   y = y * r + 4.1665795894e-2f;
   y = y * r + 1.6666665459e-1f;
   y = y * r + 5.0000001201e-1f;
   y = y * r * r + r + 1.0f;
-  y = number(bits(y) + (int32_t)((uint32_t)bits(t) << 23));
-  y = x < -87.0f ? 0.0f : y;
+  N bits_t, bits_y;
+  std::memcpy(&bits_t, &t, sizeof t);
+  std::memcpy(&bits_y, &y, sizeof y);
+  bits_y += bits_t << 23;
+  std::memcpy(&y, &bits_y, sizeof y);
+  y = x < -87.0f ? X{} : y;
   return x == x ? y : x;
 }
+
+INLINE float exp_(float x) { return exp_of<float, uint32_t>(x); }
+INLINE vec exp_(vec x) { return exp_of<vec, ints>(x); }
 
 // Returns ln x for x >= 0.
 INLINE float log_(float x) {
@@ -213,86 +210,87 @@ struct Votes {
   Long C, N, L, I, J, G, S, types, threads;
 };
 
-// How images or types are assigned to lanes: `blocks` of K images, and `units` of one type; or units of K types.
+// How images or types are dealt to vectors: units of one type and blocks of WIDTH images, or units of WIDTH types and
+// blocks of one image. The numbers of slots are whole vectors, l b i u; what is beyond the last image or type is any
+// finite number.
 struct Lanes {
-  Long J, N;
-  bool types;  // lanes are types
+  Long L, I, J, N;
+  bool types;  // vectors are of types
   Long units, blocks;
-  Long unit_scalars;           // from a unit to the next, among the scalars j n of a slot or field
-  Long unit_rows, row, lane;   // from a unit to the next, a row, a lane, among the rows j p n r of a field
 
-  Lanes(Long J, Long N, bool types) : J(J), N(N), types(types) {
-    units = types ? parts(J, K) : J;
-    blocks = types ? 1 : parts(N, K);
-    unit_scalars = types ? K : N;
-    unit_rows = types ? 16 * K : 16 * N;
-    row = 4 * N;
-    lane = types ? 16 : 4;
+  explicit Lanes(const Votes& v)
+      : L(v.L), I(v.I), J(v.J), N(v.N), types(N * parts(J, WIDTH) < J * parts(N, WIDTH)),
+        units(types ? parts(J, WIDTH) : J), blocks(types ? N : parts(N, WIDTH)) {}
+
+  int live(Long u, Long b) const { return (int)least(WIDTH, types ? J - WIDTH * u : N - WIDTH * b); }
+
+  Long slots() const { return L * blocks * I * units * WIDTH; }  // floats
+  Long slot(Long l, Long i, Long u, Long b) const { return (((l * blocks + b) * I + i) * units + u) * WIDTH; }
+
+  // A unit and block of numbers of parents, l j n.
+  vec number(const float* x, Long l, Long u, Long b) const {
+    const int n = live(u, b);
+    if (!types) return load(x + (l * J + u) * N + b * WIDTH, n);
+    float y[WIDTH] = {};
+    for (int k = 0; k < n; k++) y[k] = x[(l * J + u * WIDTH + k) * N + b];
+    return load(y);
   }
 
-  int live(Long u, Long b) const { return (int)(types ? least(K, J - K * u) : least(K, N - K * b)); }
-  Long scalar(Long slot, Long u, Long b) const { return slot * J * N + u * unit_scalars + b * K; }
-  Long rows(Long l, Long u, Long b) const { return l * J * 16 * N + u * unit_rows + b * WIDTH; }
+  void put_number(float* x, vec v, Long l, Long u, Long b) const {
+    const int n = live(u, b);
+    if (!types) return store(x + (l * J + u) * N + b * WIDTH, v, n);
+    float y[WIDTH];
+    store(y, v);
+    for (int k = 0; k < n; k++) x[(l * J + u * WIDTH + k) * N + b] = y[k];
+  }
+
+  // A unit and block of poses of parents, l j p r n, as D vectors times `scale`; what is not live becomes 0.
+  void poses(float* to, const float* x, Long l, Long u, Long b, float scale = 1.0f) const {
+    const int n = live(u, b);
+    if (!types) {
+      const float* const from = x + (l * J + u) * D * N + b * WIDTH;
+      for (int d = 0; d < D; d++) store(to + d * WIDTH, load(from + d * N, n) * scale);
+      return;
+    }
+    const float* const from = x + (l * J + u * WIDTH) * D * N + b;
+    for (int k = 0; k < WIDTH; k++)
+      for (int d = 0; d < D; d++) to[d * WIDTH + k] = k < n ? from[(k * D + d) * N] * scale : 0.0f;
+  }
+
+  void put_poses(float* x, const float* from, Long l, Long u, Long b) const {
+    const int n = live(u, b);
+    if (!types) {
+      float* const to = x + (l * J + u) * D * N + b * WIDTH;
+      for (int d = 0; d < D; d++) store(to + d * N, load(from + d * WIDTH), n);
+      return;
+    }
+    float* const to = x + (l * J + u * WIDTH) * D * N + b;
+    for (int k = 0; k < n; k++)
+      for (int d = 0; d < D; d++) to[(k * D + d) * N] = from[d * WIDTH + k];
+  }
 };
 
-// For votes, lanes are types if there is only one image.
-inline Lanes lanes_of_votes(Long J, Long N) { return Lanes(J, N, K > 1 && N == 1 && J > 1); }
-
-// Loads four rows of a unit and block; inactive lanes are 0.
-inline void load_rows(vec (&X)[4], const float* x, const Lanes& s, int live) {
-  if (s.lane == 4 && live == K) {
-    for (int p = 0; p < 4; p++) X[p] = load(x + p * s.row);
-    return;
-  }
-  for (int p = 0; p < 4; p++) {
-    float y[WIDTH] = {};
-    for (int k = 0; k < live; k++) std::memcpy(y + 4 * k, x + p * s.row + k * s.lane, 16);
-    X[p] = load(y);
-  }
-}
-
-inline void store_rows(float* x, const vec (&X)[4], const Lanes& s, int live) {
-  if (s.lane == 4 && live == K) {
-    for (int p = 0; p < 4; p++) store(x + p * s.row, X[p]);
-    return;
-  }
-  for (int p = 0; p < 4; p++) {
-    float y[WIDTH];
-    store(y, X[p]);
-    for (int k = 0; k < live; k++) std::memcpy(x + p * s.row + k * s.lane, y + 4 * k, 16);
-  }
-}
-
-// Loads K float64 numbers as a vector; inactive lanes are 1, so that divisions by them are safe.
-INLINE vec spread_of(const double* x, int live) {
-  float y[4];
-  for (int k = 0; k < K; k++) y[k] = k < live ? (float)x[k] : 1.0f;
-  return spread(y);
-}
-
-// Computes sum_d ln X_d of each lane.
-inline void sum_of_logs(double* sums, const vec (&X)[4], int live) {
-  float x[4 * WIDTH];
-  for (int p = 0; p < 4; p++) store(x + p * WIDTH, X[p]);
+// Calls use(d, n, d * N + n) for each number of a pose of N images, in loops that the compiler vectorises.
+template <class Use>
+INLINE void over_pose(Long N, Use use) {
+  if (N == 1) {
 #pragma omp simd
-  for (int k = 0; k < 4 * WIDTH; k++) x[k] = log_(x[k]);
-  for (int n = 0; n < live; n++) {
-    sums[n] = 0;
-    for (int d = 0; d < 16; d++) sums[n] += x[d / 4 * WIDTH + 4 * n + d % 4];
+    for (Long d = 0; d < D; d++) use(d, 0, d);
+    return;
+  }
+  for (Long d = 0; d < D; d++) {
+#pragma omp simd
+    for (Long n = 0; n < N; n++) use(d, n, d * N + n);
   }
 }
 
-// Stores the k-th of the terms that each parent adds to the gradient of votes, as grad_votes reads them: for each
-// field, unit and block the rows of E_0, C_0, E_1, ..., m, `cell` numbers in all.
-inline void store_terms(float* terms, Long cell, Long k, const vec (&X)[4], const Lanes& s, Long l, Long j, Long b) {
-  const Lanes t = lanes_of_votes(s.J, s.N);
-  const Long u = t.types ? j / K : j;
-  float* const x = terms + ((l * t.units + u) * t.blocks + b) * cell + k * 4 * WIDTH;
-  for (int p = 0; p < 4; p++)
-    if (t.types)
-      std::memcpy(x + p * WIDTH + j % K * 4, &X[p], 16);
-    else
-      store(x + p * WIDTH, X[p]);
+// Computes sum_d x_d for each of N images, in float64.
+INLINE void sum_over_pose(double* sums, const float* x, Long N) {
+  for (Long n = 0; n < N; n++) sums[n] = 0;
+  for (Long d = 0; d < D; d++) {
+#pragma omp simd
+    for (Long n = 0; n < N; n++) sums[n] += x[d * N + n];
+  }
 }
 
 // Asks the system to back large new memory, which nothing has touched yet, with huge pages.

@@ -35,7 +35,7 @@ NOT_BUILT = "could not be built"
 
 
 class Cpu:
-    """The C++ kernels, see ``Backend``. Each row of a pose is stored for all images together: poses are ``p n r``."""
+    """The C++ kernels, see ``Backend``. Each entry of a pose is stored for all images together: poses are ``p r n``."""
 
     name = "cpu"
     dtypes: tuple[torch.dtype, ...] = (torch.float32,)
@@ -78,30 +78,30 @@ class Cpu:
     # --- memory -----------------------------------------------------------------------------------------------------
 
     def lay_poses(self, pose: Tensor) -> Tensor:
-        return pose.permute(1, 2, 0, 3).contiguous()
+        return pose.permute(1, 2, 3, 0).contiguous()
 
     def new_poses(self, like: Tensor, *shape: int) -> Tensor:
         *others, N = shape
-        return like.new_empty(*others, 4, N, 4)
+        return like.new_empty(*others, 4, 4, N)
 
     def as_poses(self, x: Tensor) -> Tensor:
-        return x.transpose(-2, -3)
+        return x.movedim(-1, -3)
 
     def new_slots(self, v: Votes, T: int) -> Tensor:
-        _, N, L, I, J = v.sizes
-        return v.a.new_empty(T, L, I, J, N)
+        _, _, L, I, _ = v.sizes
+        _, units, blocks, width = vectors(v)
+        return v.a.new_empty(T, L, blocks, I, units * width)
 
     def as_slots(self, x: Tensor, v: Votes) -> Tensor:
-        return x.permute(3, 0, 1, 2)
+        _, N, _, _, J = v.sizes
+        of_types, units, _, width = vectors(v)
+        if of_types:
+            return x[..., :J].transpose(0, 1)
+        return x.unflatten(-1, (units, width)).permute(1, 4, 0, 2, 3).flatten(0, 1)[:N]
 
     def new_terms(self, v: Votes, iters: int) -> Tensor:
-        """Allocate the terms; inactive lanes are 0, because they must not be NaN."""
         _, N, L, _, J = v.sizes
-        lanes = library().lanes()
-        of_types = lanes > 1 and N == 1 and J > 1
-        cells = L * (-(-J // lanes) if of_types else J * -(-N // lanes))
-        new = v.a.new_zeros if of_types and J % lanes else v.a.new_empty
-        return new(cells, 4 * iters - 1, 16 * lanes)
+        return self.new_poses(v.a, 4 * iters - 1, L, J, N)
 
     def parts(self, v: Votes) -> int:
         return 1
@@ -129,8 +129,7 @@ class Cpu:
         call("grad_scores", v, m, r, s, dR, *U)
 
     def put_term(self, terms: Tensor, k: int, x: Tensor, iters: int) -> None:
-        L, J, _, N, _ = x.shape
-        call("put_term", terms, iters, k, x, L, J, N)
+        terms[k] = x
 
     def grad_votes(self, v: Votes, terms: Tensor, r: Tensor, dz: Tensor, iters: int) -> tuple[Tensor, Tensor]:
         dpose, dW = v.pose.new_empty(v.pose.shape), v.W.new_empty(v.W.shape)
@@ -210,3 +209,17 @@ def serves(
 def why_no_library() -> str | None:
     """Return why there are no CPU kernels on this machine, or None if there are."""
     return loader.why_no_library()
+
+
+@constant
+def lanes() -> int:
+    """Return how many numbers a vector of the kernels holds."""
+    return library().lanes()
+
+
+def vectors(v: Votes) -> tuple[bool, int, int, int]:
+    """Return ``types``, ``units`` and ``blocks`` of ``Lanes`` (lanes.h), and the numbers of a vector."""
+    _, N, _, _, J = v.sizes
+    width = lanes()
+    units, blocks = -(-J // width), -(-N // width)
+    return (True, units, N, width) if N * units < J * blocks else (False, J, blocks, width)

@@ -2,24 +2,15 @@
 // kernels/norm.py.
 //
 // N images, P positions, J types. A row holds the values of one type at one position, of all images: N logits or 16 N
-// entries of poses, p n r. Sums are made in float64, row by row, and rows are added in their order: so neither the
+// entries of poses, p r n. Sums are made in float64, row by row, and rows are added in their order: so neither the
 // number of threads nor that of vector lanes decides how often a sum is rounded.
 
+#include <type_traits>
 #include <vector>
 
 #include "lanes.h"
 
 namespace {
-
-typedef float four __attribute__((vector_size(16)));
-
-INLINE four load4(const float* x) {
-  four v;
-  std::memcpy(&v, x, 16);
-  return v;
-}
-
-INLINE void store4(float* x, four v) { std::memcpy(x, &v, 16); }
 
 enum How : Long { NONE, GIVEN, BATCH };  // no BatchNorm, by given statistics, or by those of the batch
 
@@ -36,7 +27,6 @@ struct Scaling {
   float centre = 0, factor = 1, rest = 0;
 
   INLINE float operator()(float x) const { return (x - centre) * factor + rest; }
-  INLINE four operator()(four x) const { return (x - centre) * factor + rest; }
 };
 
 // What it does to the gradient of a type: dy becomes factor * dy - shift - slope * y.
@@ -44,7 +34,6 @@ struct Back {
   float factor, shift, slope;
 
   INLINE float operator()(float dy, float y) const { return factor * dy - shift - slope * y; }
-  INLINE four operator()(four dy, four y) const { return factor * dy - shift - slope * y; }
 };
 
 struct Sums {
@@ -185,6 +174,16 @@ INLINE void grad_logits(float* d, const float* a, const float* da, const float* 
   for (Long k = 0; k < size; k++) d[k] = (dlogit ? dlogit[k] : 0.0f) + (da ? da[k] * a[k] * (1.0f - a[k]) : 0.0f);
 }
 
+// Calls use(first, count) for all images in groups of IMAGES, whose number is a constant, and a rest.
+constexpr Long IMAGES = 16;
+
+template <class Use>
+INLINE void over_images(Long N, const Use& use) {
+  Long n = 0;
+  for (; n + IMAGES <= N; n += IMAGES) use(n, std::integral_constant<Long, IMAGES>());
+  if (n < N) use(n, N - n);
+}
+
 // The vectors in the capsules of a map.
 INLINE Long work_of(Long P, Long J, Long N) { return P * J * N; }
 
@@ -192,7 +191,7 @@ INLINE Long work_of(Long P, Long J, Long N) { return P * J * N; }
 
 extern "C" {
 
-// Normalises logits l j n and poses l j p n r of parents, and computes activations a.
+// Normalises logits l j n and poses l j p r n of parents, and computes activations a.
 void norm_parents(const float* z, const float* m, Long how_z, const float* mean_z, const float* var_z, double eps_z,
                   Long how_m, const float* mean_m, const float* var_m, double eps_m, float* logit, float* a,
                   float* pose, float* found_z, float* found_m, Long L, Long J, Long N, Long threads) {
@@ -269,13 +268,18 @@ void norm_primary(const float* x, Long how_z, const float* mean_z, const float* 
   const std::vector<Scaling> types_m = scalings(of_m, J, 16 * N * P, sums_m, shift_m);
 #pragma omp parallel for schedule(static) num_threads(woken)
   for (Long p = 0; p < P; p++) {
+    for (Long j = 0; j < J; j++) {
+      const Scaling s = types_m[(size_t)j];
+      over_images(N, [&](Long first, auto count) INLINE_LAMBDA {
+        float y[16 * IMAGES];
+        for (Long n = 0; n < count; n++)
+          for (Long d = 0; d < 16; d++) y[d * IMAGES + n] = s(x[((first + n) * P + p) * F + 16 * j + d]);
+        for (Long d = 0; d < 16; d++)
+          std::memcpy(pose + ((p * J + j) * 16 + d) * N + first, y + d * IMAGES, (size_t)count * 4);
+      });
+    }
     for (Long n = 0; n < N; n++) {
       const float* const row = x + (n * P + p) * F;
-      for (Long j = 0; j < J; j++) {
-        const Scaling s = types_m[(size_t)j];
-        float* const to = pose + ((p * J + j) * 4 * N + n) * 4;
-        for (Long q = 0; q < 4; q++) store4(to + q * N * 4, s(load4(row + 16 * j + 4 * q)));
-      }
       for (Long j = 0; j < J; j++) logit[(p * J + j) * N + n] = types_z[(size_t)j](row[16 * J + j]);
     }
     sigmoids(a + p * J * N, logit + p * J * N, J * N);
@@ -301,22 +305,27 @@ void norm_primary_grad(const float* logit, const float* a, const float* pose, co
   const std::vector<Back> types_z = backs(how_z, found_z, J, N * P, sums_z);
   const std::vector<Back> types_m = backs(how_m, found_m, J, 16 * N * P, sums_m);
 #pragma omp parallel for schedule(static) num_threads(threads_for(threads, work_of(P, J, N)))
-  for (Long p = 0; p < P; p++)
+  for (Long p = 0; p < P; p++) {
+    for (Long j = 0; j < J; j++) {
+      const Back back = types_m[(size_t)j];
+      over_images(N, [&](Long first, auto count) INLINE_LAMBDA {
+        float y[16 * IMAGES] = {};
+        for (Long d = 0; d < 16 && dpose; d++)
+          for (Long n = 0; n < count; n++) {
+            const Long at = ((p * J + j) * 16 + d) * N + first + n;
+            y[n * 16 + d] = back(dpose[at], pose[at]);
+          }
+        for (Long n = 0; n < count; n++) std::memcpy(dx + ((first + n) * P + p) * F + 16 * j, y + n * 16, 64);
+      });
+    }
     for (Long n = 0; n < N; n++) {
       float* const row = dx + (n * P + p) * F;
-      for (Long j = 0; j < J; j++) {
-        const Back back = types_m[(size_t)j];
-        const Long from = ((p * J + j) * 4 * N + n) * 4;
-        for (Long q = 0; q < 4; q++) {
-          const Long at = from + q * N * 4;
-          store4(row + 16 * j + 4 * q, dpose ? back(load4(dpose + at), load4(pose + at)) : four{});
-        }
-      }
       for (Long j = 0; j < J; j++) {
         const Long at = (p * J + j) * N + n;
         row[16 * J + j] = types_z[(size_t)j](dz[at], logit[at]);
       }
     }
+  }
 }
 
 }  // extern "C"

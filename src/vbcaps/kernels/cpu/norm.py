@@ -30,7 +30,7 @@ class Made(NamedTuple):
 
     logit: Tensor  # l j n
     a: Tensor  # l j n
-    pose: Tensor  # l j p n r
+    pose: Tensor  # l j p r n
     found_logit: Tensor  # 3 j     mean, unbiased variance and factor; empty without BatchNorm
     found_pose: Tensor  # 3 j
 
@@ -47,7 +47,7 @@ class ParentsCall(NamedTuple):
     """The inputs of `parents`."""
 
     logit: Tensor  # l j n
-    pose: Tensor  # l j p n r
+    pose: Tensor  # l j p r n
     of_logit: Scheme
     of_pose: Scheme
 
@@ -66,7 +66,7 @@ class BackCall(NamedTuple):
     kept: Kept
     da: Tensor | None  # l j n
     dlogit: Tensor | None  # l j n
-    dpose: Tensor | None  # l j p n r
+    dpose: Tensor | None  # l j p r n
 
 
 class PrimaryBack(NamedTuple):
@@ -80,13 +80,13 @@ class ParentsBack(NamedTuple):
     """The outputs of the backward operator of `parents`."""
 
     logit: Tensor  # l j n
-    pose: Tensor  # l j p n r; empty where no gradient came in
+    pose: Tensor  # l j p r n; empty where no gradient came in
 
 
 def new_made(like: Tensor, positions: tuple[int, ...], J: int, N: int, of_logit: Scheme, of_pose: Scheme) -> Made:
     """Allocate the outputs of a forward operator."""
     logit, a = like.new_empty(*positions, J, N), like.new_empty(*positions, J, N)
-    pose = like.new_empty(*positions, J, 4, N, 4)
+    pose = like.new_empty(*positions, J, 4, 4, N)
     return Made(logit, a, pose, *(like.new_empty(3, J if scheme.how else 0) for scheme in (of_logit, of_pose)))
 
 
@@ -182,17 +182,17 @@ def normalise_primary(x: Tensor, of_logit: TypeNorm | None, of_pose: TypeNorm | 
     """Return activations and logits ``n h w j`` and poses ``n h w j p r`` of features ``n f h w``."""
     made = primary(PrimaryCall(x.permute(0, 2, 3, 1).contiguous(), scheme(of_logit), scheme(of_pose)))
     update_running(made, of_logit, of_pose)
-    return made.a.permute(3, 0, 1, 2), made.logit.permute(3, 0, 1, 2), made.pose.permute(4, 0, 1, 2, 3, 5)
+    return made.a.permute(3, 0, 1, 2), made.logit.permute(3, 0, 1, 2), made.pose.permute(5, 0, 1, 2, 3, 4)
 
 
 def normalise_parents(
     logit: Tensor, m: Tensor, of_logit: TypeNorm | None, of_pose: TypeNorm | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return activations and logits ``n l j`` and poses ``n l j p r`` of parents."""
-    laid = logit.permute(1, 2, 0).contiguous(), m.permute(1, 2, 3, 0, 4).contiguous()
+    laid = logit.permute(1, 2, 0).contiguous(), m.permute(1, 2, 3, 4, 0).contiguous()
     made = parents(ParentsCall(*laid, scheme(of_logit), scheme(of_pose)))
     update_running(made, of_logit, of_pose)
-    a, normed, pose = made.a.permute(2, 0, 1), made.logit.permute(2, 0, 1), made.pose.permute(3, 0, 1, 2, 4)
+    a, normed, pose = made.a.permute(2, 0, 1), made.logit.permute(2, 0, 1), made.pose.permute(4, 0, 1, 2, 3)
     if logit.shape[1] == 1:  # classes, whose result goes to the user, who may want to view or save it
         a, normed, pose = a.contiguous(), normed.contiguous(), pose.contiguous()
     return a, normed, pose

@@ -67,14 +67,19 @@ struct VBPrior {
 
 namespace {
 
-// Numbers of the parents of a field, j n; `sum_alpha` is the sum over types, repeated for each type.
+// Numbers of the parents of a field, j n; `sum_alpha` is the sum over types, repeated for each type. And room for some
+// poses of one type, d n.
 struct Field {
   double *r, *alpha, *sum_alpha, *kappa, *nu, *more[4];
+  float *pose, *of_images;
 
-  explicit Field(Long size) {
-    scratch.reserve((size_t)(9 * 2 * size), 9);
+  explicit Field(Long J, Long N) {
+    const Long size = J * N;
+    scratch.reserve((size_t)(9 * 2 * size + D * N + 3 * N), 11);
     for (double** x : {&r, &alpha, &sum_alpha, &kappa, &nu, more, more + 1, more + 2, more + 3})
       *x = reinterpret_cast<double*>(scratch.take(2 * size));
+    pose = scratch.take(D * N);
+    of_images = scratch.take(3 * N);
   }
 
   void fill(const float* rj, const VBPrior& prior, Long J, Long N) const {
@@ -98,12 +103,6 @@ struct Field {
   }
 };
 
-// Loads psi_j = 1 / (Psi0^-1 + S_j) of the parents of type j in a block of images.
-inline void load_psi(vec (&psi)[4], const float* S, const VBPrior& prior, const Lanes& s, Long j, int live) {
-  load_rows(psi, S, s, live);
-  for (int p = 0; p < 4; p++) psi[p] = 1.0f / (psi[p] + tile(prior.inv_psi0 + j * prior.inv_psi0_step + 4 * p));
-}
-
 }  // namespace
 
 extern "C" {
@@ -113,11 +112,10 @@ extern "C" {
 void vb_parent(const float* rj, const float* S, const VBPrior* prior, const float* beta_a, const float* beta_u,
                float* lam, float* K_j, float* logit, float* alpha, float* kappa, float* psi, float* nu, float* E_ln_pi,
                float* E_lndet, Long L, Long J, Long N, Long wishart, Long paper, Long threads) {
-  const Lanes s(J, N, false);
   const Long size = J * N;
-#pragma omp parallel num_threads(threads_for(threads, L * J * s.blocks * 16))
+#pragma omp parallel num_threads(threads_for(threads, L * J * N * 16 / WIDTH))
   {
-    const Field f(size);
+    const Field f(J, N);
     double *const ln_pi = f.more[0], *const of_nu = f.more[1], *const ln_psi = f.more[2];
 #pragma omp for schedule(static)
     for (Long l = 0; l < L; l++) {
@@ -129,19 +127,18 @@ void vb_parent(const float* rj, const float* S, const VBPrior* prior, const floa
       else
 #pragma omp simd
         for (Long k = 0; k < size; k++) of_nu[k] = digamma_of_nu(f.nu[k], false);
-      for (Long j = 0; j < J; j++)
-        for (Long b = 0; b < s.blocks; b++) {
-          const int live = s.live(j, b);
-          const Long k = j * N + K * b, at = s.rows(l, j, b);
-          vec rows[4];
-          load_psi(rows, S + at, *prior, s, j, live);
-          sum_of_logs(ln_psi + k, rows, live);
-          if (!logit) {
-            const vec nu_j = spread_of(f.nu + k, live);
-            for (int p = 0; p < 4; p++) rows[p] *= nu_j;
-          }
-          store_rows((logit ? psi : lam) + at, rows, s, live);
-        }
+      for (Long j = 0; j < J; j++) {
+        const Long at = (l * J + j) * D * N;
+        const float *const inv_psi0 = prior->inv_psi0 + j * prior->inv_psi0_step, *const S_j = S + at;
+        float *const out = (logit ? psi : lam) + at, *const ln_psi_j = f.pose, *const scale = f.of_images;
+        for (Long n = 0; n < N; n++) scale[n] = logit ? 1.0f : (float)f.nu[j * N + n];
+        over_pose(N, [=](Long d, Long n, Long k) INLINE_LAMBDA {
+          const float psi_k = 1.0f / (S_j[k] + inv_psi0[d]);
+          ln_psi_j[k] = log_(psi_k);
+          out[k] = scale[n] * psi_k;
+        });
+        sum_over_pose(ln_psi + j * N, ln_psi_j, N);
+      }
       for (Long k = 0; k < size; k++) {
         const Long at = l * size + k, j = k / N;
         const double lndet = ln_psi[k] + of_nu[k] + 16 * LN2;
@@ -171,12 +168,11 @@ void vb_grad_parent(const float* rj, const float* S, const float* m, const float
                     const float* E_lndet, const float* U0, const float* U1, const float* U2, float* gb, float* gS,
                     float* gr, float* terms, Long T, Long t, float* galpha, float* gkappa, float* gnu, Long L, Long J,
                     Long N, Long wishart, Long paper, Long threads) {
-  const Lanes s(J, N, false);
-  const Long size = J * N, cell = (4 * T - 1) * 4 * WIDTH;
-  if (dlogit) expect_large(terms, L * J * s.blocks * cell);
-#pragma omp parallel num_threads(threads_for(threads, L * J * s.blocks * 16))
+  const Long size = J * N, of_all = L * J * D * N;
+  if (dlogit) expect_large(terms, (4 * T - 1) * of_all);
+#pragma omp parallel num_threads(threads_for(threads, L * J * N * 16 / WIDTH))
   {
-    const Field f(size);
+    const Field f(J, N);
     double *const dE_ln_pi = f.more[0], *const dE_lndet = f.more[1], *const of_nu = f.more[2], *const sums = f.more[3];
 #pragma omp for schedule(static)
     for (Long l = 0; l < L; l++) {
@@ -197,53 +193,48 @@ void vb_grad_parent(const float* rj, const float* S, const float* m, const float
         }
       }
       Field::sum_over_types(sums, dE_ln_pi, J, N);
-      for (Long j = 0; j < J; j++)
-        for (Long b = 0; b < s.blocks; b++) {
-          const int live = s.live(j, b);
-          const Long k = j * N + K * b, at = s.rows(l, j, b);
-          vec psi[4], b_j[4] = {}, S_j[4], E[4], C[4];
-          load_psi(psi, S + at, *prior, s, j, live);
-          const vec dlndet = spread_of(dE_lndet + k, live), kappa = spread_of(f.kappa + k, live);
-          if (dlogit) {
-            vec d[4] = {};
-            if (dpsi) load_rows(d, dpsi + at, s, live);
-            for (int p = 0; p < 4; p++) S_j[p] = -psi[p] * (dlndet + psi[p] * d[p]);
-            if (dm) {
-              load_rows(d, dm + at, s, live);
-              for (int p = 0; p < 4; p++) b_j[p] = d[p] / kappa;
-            }
-            for (int p = 0; p < 4; p++) E[p] = b_j[p];
-            vec m_j[4];
-            load_rows(m_j, m + at, s, live);
-            store_terms(terms, cell, 4 * T - 2, m_j, s, l, j, b);
-          } else {
-            vec first_U[4], second_U[4], m_j[4], last_m_j[4], score_E[4], score_C[4], sum = {};
-            load_rows(first_U, U1 + at, s, live);
-            load_rows(second_U, U2 + at, s, live);
-            load_rows(m_j, m + at, s, live);
-            load_rows(last_m_j, last_m + at, s, live);
-            const vec nu = spread_of(f.nu + k, live);
-            for (int p = 0; p < 4; p++) {
-              const vec lam = nu * psi[p], shift = last_m_j[p] - m_j[p];
-              b_j[p] = lam * first_U[p] / kappa;
-              S_j[p] = psi[p] * (0.5f * lam * second_U[p] - dlndet);
-              sum += psi[p] * second_U[p];
-              score_E[p] = -lam * shift;
-              score_C[p] = -lam;
-              E[p] = b_j[p] + 2.0f * S_j[p] * shift;
-            }
-            float of_lanes[K];
-            store_firsts(of_lanes, sum_of_lanes(sum));
-            for (int n = 0; n < live; n++) of_nu[k + n] = -0.5 * of_lanes[n];
-            store_terms(terms, cell, 2 * (T + t), score_E, s, l, j, b);
-            store_terms(terms, cell, 2 * (T + t) + 1, score_C, s, l, j, b);
-          }
-          for (int p = 0; p < 4; p++) C[p] = 2.0f * S_j[p];
-          store_rows(gb + at, b_j, s, live);
-          store_rows(gS + at, S_j, s, live);
-          store_terms(terms, cell, 2 * t, E, s, l, j, b);
-          store_terms(terms, cell, 2 * t + 1, C, s, l, j, b);
+      for (Long j = 0; j < J; j++) {
+        const Long at = (l * J + j) * D * N;
+        const float *const inv_psi0 = prior->inv_psi0 + j * prior->inv_psi0_step, *const S_j = S + at;
+        const float *const m_j = m + at, *const last_m_j = last_m + at;
+        float *const gb_j = gb + at, *const gS_j = gS + at;
+        float *const E = terms + 2 * t * of_all + at, *const C = E + of_all;
+        float *const dlndet = f.of_images, *const inv_kappa = dlndet + N, *const nu = dlndet + 2 * N;
+        for (Long n = 0; n < N; n++) {
+          const Long k = j * N + n;
+          dlndet[n] = (float)dE_lndet[k];
+          inv_kappa[n] = (float)(1 / f.kappa[k]);
+          nu[n] = (float)f.nu[k];
         }
+        if (dlogit) {
+          const float *const dpsi_j = dpsi ? dpsi + at : nullptr, *const dm_j = dm ? dm + at : nullptr;
+          over_pose(N, [=](Long d, Long n, Long k) INLINE_LAMBDA {
+            const float psi = 1.0f / (S_j[k] + inv_psi0[d]);
+            gS_j[k] = -psi * (dlndet[n] + (dpsi_j ? psi * dpsi_j[k] : 0.0f));
+            gb_j[k] = dm_j ? dm_j[k] * inv_kappa[n] : 0.0f;
+            E[k] = gb_j[k];
+            C[k] = 2.0f * gS_j[k];
+          });
+          std::memcpy(terms + (4 * T - 2) * of_all + at, m_j, (size_t)(D * N) * 4);
+          continue;
+        }
+        const float *const U1_j = U1 + at, *const U2_j = U2 + at;
+        float *const score_E = terms + 2 * (T + t) * of_all + at, *const score_C = score_E + of_all;
+        float* const products = f.pose;
+        over_pose(N, [=](Long d, Long n, Long k) INLINE_LAMBDA {
+          const float psi = 1.0f / (S_j[k] + inv_psi0[d]), lam = nu[n] * psi, shift = last_m_j[k] - m_j[k];
+          const float gb_k = lam * U1_j[k] * inv_kappa[n], gS_k = psi * (0.5f * lam * U2_j[k] - dlndet[n]);
+          products[k] = psi * U2_j[k];
+          gb_j[k] = gb_k;
+          gS_j[k] = gS_k;
+          score_E[k] = -lam * shift;
+          score_C[k] = -lam;
+          E[k] = gb_k + 2.0f * gS_k * shift;
+          C[k] = 2.0f * gS_k;
+        });
+        sum_over_pose(of_nu + j * N, products, N);
+        for (Long n = 0; n < N; n++) of_nu[j * N + n] *= -0.5;
+      }
       if (wishart)
         for (Long k = 0; k < size; k++) of_nu[k] += trigamma_of_nu(f.nu[k], true) * dE_lndet[k];
       else
