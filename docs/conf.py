@@ -43,11 +43,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 nitpicky = True
 nitpick_ignore_regex = [
     ("py:.*", r"(?!vbcaps).*"),
-    ("py:class", r"vbcaps\.training\.(checkpoint|distributed|learner)\..*"),  # rooms of the library that the reference leaves out
-    (
-        "py:class",
-        r"vbcaps\.training\.loop\.Options|vbcaps\.routing\.fields\.T|vbcaps\.models\.Value",
-    ),  # for the type checker
+    # Rooms of the library that the reference leaves out, and names for the type checker.
+    ("py:class", r"vbcaps\.training\.(checkpoint|distributed|learner)\..*"),
+    ("py:class", r"vbcaps\.(training\.loop\.Options|routing\.fields\.T|models\.Value)"),
 ]
 autodoc_default_options = {"members": True, "member-order": "bysource"}
 autodoc_inherit_docstrings = False
