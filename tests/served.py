@@ -1,6 +1,7 @@
 """A server on this machine, for what is fetched."""
 
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
@@ -32,7 +33,8 @@ class Server:
                     self.send_header("Content-Length", outer.length or str(len(data) - start))
                 self.end_headers()
                 end = None if outer.break_after is None else start + outer.break_after
-                self.wfile.write(data[start:end])
+                with suppress(ConnectionError):  # of a client that has had enough
+                    self.wfile.write(data[start:end])
 
             def log_message(self, *args):
                 pass

@@ -15,12 +15,14 @@ from vbcaps.data.groups import groups_of_info
 from vbcaps.data.medmnist import medmnist
 from vbcaps.data.medmnist_table import MULTI_LABEL, TABLE
 from vbcaps.data.mnist import fashion_mnist, mnist
+from vbcaps.data.official import COUNTS
 from vbcaps.data.resize import resize_dataset
 from vbcaps.data.sample import sample
 from vbcaps.data.smallnorb import smallnorb
 from vbcaps.data.stored import Progress
 from vbcaps.data.svhn import svhn
 
+OTHERS = "files in the original format that are not the published ones: {:,} images to train, {:,} to test"
 LOADERS: dict[str, Callable[..., Dataset]] = {
     "smallnorb": smallnorb,
     "fashion-mnist": fashion_mnist,
@@ -58,13 +60,21 @@ def load_dataset(
     if str(name) == "sample":
         return resize_dataset(sample(), size)
     if str(name) == "smallnorb" or str(name) in TABLE:
-        return LOADERS[str(name)](data_folder(folder) / name, size)
+        return of_published_size(LOADERS[str(name)](data_folder(folder) / name, size))
     if str(name) in MULTI_LABEL:
         raise DataError(MULTI_LABEL[str(name)])
     if str(name) in LOADERS:
-        return resize_dataset(LOADERS[str(name)](data_folder(folder) / name), size)
+        return of_published_size(resize_dataset(LOADERS[str(name)](data_folder(folder) / name), size))
     if os.path.isdir(name):  # unlike Path.is_dir, it takes any word
         return image_folder(Path(name), size, whole, axes, progress, groups)
     near = difflib.get_close_matches(str(name), FACTS, 1)
     hint = f" (nearest: {near[0]})" if near else ""
     raise DataError(f"{str(name)[:200]!r} is neither a dataset nor a folder{hint}: datasets are {', '.join(FACTS)}")
+
+
+def of_published_size(dataset: Dataset) -> Dataset:
+    """Return a dataset whose source says if it has more or fewer images than the published files."""
+    counts = len(dataset.train.labels), len(dataset.test.labels)
+    if dataset.source != "original files" or counts == COUNTS.get(dataset.name, counts):
+        return dataset
+    return replace(dataset, source=OTHERS.format(*counts))

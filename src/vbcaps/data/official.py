@@ -200,6 +200,12 @@ def folder_name(name: str) -> str:
     return base if base in TABLE else name
 
 
+# Images to train and to test in the published files.
+COUNTS = {
+    "smallnorb": (24_300, 24_300), "mnist": (60_000, 10_000), "fashion-mnist": (60_000, 10_000),
+    "affnist": (60_000, 320_000), "svhn": (73_257, 26_032), "cifar10": (50_000, 10_000),
+}  # fmt: skip
+
 # A file of the official name and size must have the official sum, also when it is loaded.
 SUMS = {(file.name, file.size): file.sha256 for files in OFFICIAL.values() for file in files if file.sha256}
 SUMS["cifar-10-binary.tar.gz", 170052171] = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
