@@ -83,6 +83,8 @@ def tried(readers: list[str], folder: Path, seed: int, count: int, minutes: floa
             row["seconds"] += time.monotonic() - began
             for at, what in findings:
                 print(f"{name} --seed {at}: {what}", flush=True)
+        total, found = (sum(row[what] for row in rows.values()) for what in ("changes", "findings"))
+        print(f"{total:,} changes, {found} findings", file=sys.stderr, flush=True)
         if all(row["changes"] >= count for row in rows.values()) if end is None else time.monotonic() > end:
             return list(rows.values())
 

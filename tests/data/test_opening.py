@@ -20,6 +20,7 @@ from vbcaps.data.errors import written
 from vbcaps.data.folder import survey
 from vbcaps.data.opening import Turns
 from vbcaps.data.pixels import Form, decode, read_header
+from vbcaps.explore.pictures import Refused, read_upload
 
 GREY = Form(1, "uint8")
 
@@ -126,6 +127,21 @@ def test_a_tiff_file_that_says_it_is_huge(tmp_path):
     assert peak(read) < 16 * MB
     tifffile.imwrite(path, values, photometric="minisblack", planarconfig="separate", metadata=None)
     assert np.array_equal(decode(path, 16, Form(4, "float32")), values)
+
+
+def test_a_jpeg_file_of_very_many_scans(tmp_path):
+    """A few bytes for each scan, which the decoder takes through all pixels: minutes for some megabytes."""
+    path = tmp_path / "a.jpg"
+    Image.new("L", (64, 64), 128).save(path, progressive=True)
+    assert decode(path, 8, GREY).shape == (1, 8, 8)
+    content = path.read_bytes()
+    scan = content[content.rindex(b"\xff\xda") : -2]
+    path.write_bytes(content[:-2] + 200 * scan + content[-2:])
+    for read in (lambda: decode(path, 8, GREY), lambda: read_image(path, 8, 1)):
+        with pytest.raises(DataError, match=r"a\.jpg: .*more than 100 scans"):
+            read()
+    with pytest.raises(Refused, match="rare kind"):
+        read_upload(path.read_bytes(), 28, 1)
 
 
 def test_a_word_of_a_name_that_a_terminal_would_obey_is_written_out(tmp_path):

@@ -4,6 +4,7 @@ Only formats that Pillow and tifffile decode by themselves are opened, whatever 
 Pillow would start another program.
 """
 
+import mmap
 import stat
 import threading
 from collections.abc import Iterator
@@ -24,8 +25,9 @@ except ImportError:  # Windows: processes do not wait for each other there
     fcntl = None  # type: ignore[assignment]
 
 TIFFS = {".tif", ".tiff"}
-FORMATS = ("BMP", "DIB", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+FORMATS = ("JPEG", "PNG", "TIFF", "WEBP", "GIF", "BMP", "DIB", "PPM")
 LARGEST = 1 << 31  # bytes of a file, and of the values of one image
+SCANS = 100  # of a progressive JPEG file; programs make about ten
 PAGES = 5000  # of a TIFF file
 ROOM = 1 << 27  # pixels of all images that threads decode at a time; a larger image is decoded alone
 LARGE = 1 << 26  # pixels of an image that no other process decodes at the same time as another large one
@@ -108,20 +110,41 @@ def opened(path: Path) -> Iterator[Image.Image | None]:
             yield None
             return
         with image:
+            if image.info.get("progressive"):
+                with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                    check_scans(image, content)
             yield None if tiff and not _is_picture(image) else image
+
+
+def check_scans(image: Image.Image, content: bytes | mmap.mmap) -> None:
+    """Raise an error for a progressive JPEG file of very many scans: each is a few bytes, and goes over all pixels."""
+    if image.format != "JPEG" or not image.info.get("progressive"):
+        return
+    at = -1
+    for _ in range(SCANS + 1):
+        at = content.find(b"\xff\xda", at + 1)
+        if at < 0:
+            return
+    raise Damaged(f"it has more than {SCANS} scans")
+
+
+def has_pages(image: Image.Image) -> bool:
+    """Return whether a file has a second page or frame; to count them takes minutes where it says that it has many."""
+    try:
+        image.seek(1)
+    except EOFError:
+        image.seek(0)
+        return False
+    except Exception:  # one that Pillow does not know
+        return True
+    image.seek(0)
+    return True
 
 
 def _is_picture(image: Image.Image) -> bool:
     """Return whether Pillow gives a TIFF file whole: one page, and no more bits than its mode has."""
-    if image.format == "TIFF":
-        try:
-            image.seek(1)  # to count the pages would take minutes where a file says that it has many
-        except EOFError:
-            image.seek(0)
-        except Exception:  # a second page that Pillow does not know
-            return False
-        else:
-            return False
+    if has_pages(image):
+        return False
     tags = getattr(image, "tag_v2", {})
     if image.mode in ("F", "I") or image.mode.startswith("I;16"):
         return tags.get(277, 1) == 1  # of planes of floats one after another Pillow gives the first

@@ -18,6 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from vbcaps.data import DataError, fit_image
+from vbcaps.data.opening import check_scans, has_pages
 from vbcaps.uncertainty.damage import damage
 from vbcaps.weights.inputs import PICTURES
 
@@ -124,6 +125,7 @@ def read_upload(content: bytes, side: int, channels: int) -> Tensor:
         try:
             with Image.open(io.BytesIO(content), formats=FORMATS) as picture:
                 check_picture(picture)
+                check_scans(picture, content)
                 picture.load()
                 planes = channels if channels in PICTURES else 1
                 return fit_image(picture, side, planes, "the picture").expand(channels, -1, -1)[None].contiguous()
@@ -148,9 +150,8 @@ def check_picture(picture: Image.Image) -> None:
         raise Refused(f"the picture has {width} x {height} pixels; the explorer takes {MOST_PIXELS:,}: make it smaller")
     if min(width, height) < LEAST_SIDE:
         raise Refused(f"the picture has {width} x {height} pixels: it needs at least {LEAST_SIDE} on each side")
-    frames = getattr(picture, "n_frames", 1)
-    if frames > 1:
-        raise Refused(f"the picture is animated or has {frames} pages: save one of them by itself")
+    if has_pages(picture):
+        raise Refused("the picture is animated or has several pages: save one of them by itself")
 
 
 def as_png(image: Tensor) -> str:
