@@ -168,6 +168,33 @@ def test_the_arrangement_of_the_released_code_gives_the_references_logits(monkey
     torch.testing.assert_close(torch.tensor(released["logits"]), torch.tensor(reference["logits"]), rtol=0, atol=1e-2)
 
 
+def test_the_code_before_takes_turns_with_the_code_here_and_the_cnn(monkeypatch, tmp_path):
+    """Medians of each, and of the ratios of turns, in which both met the same machine."""
+    cpu, turns = importlib.import_module("cpu"), []
+
+    def of_a_process(way, batch, repeats, *more, source=None):
+        turns.append((way, source is None))
+        slow = 1 + (len(turns) - 3) // 3  # a machine that becomes slower from turn to turn
+        return dict.fromkeys(cpu.NAMES, slow * (5 if way == "cnn" else 10 if source is None else 20))
+
+    monkeypatch.setattr(cpu, "of_a_process", of_a_process)
+    (tmp_path / "vbcaps").mkdir()
+    rows = cpu.compare(str(tmp_path), batch=32, repeats=1, rounds=3, routing="em", network="32", clock="cpu")
+    assert turns[2:5] == [("cpu", False), ("cpu", True), ("cnn", True)]
+    assert len(turns) == 11
+    assert {row[4:9] for row in rows} == {("40.000", "20.000", "10.000", "0.500", "2.000")}
+    assert [row[:4] for row in rows][::3] == [
+        ("forward and backward, ms", "em", "32", 32),
+        ("one image, ms", "em", "32", 1),
+    ]
+
+
+def test_a_revision_that_is_not_there_is_named(tmp_path):
+    cpu = importlib.import_module("cpu")
+    with pytest.raises(SystemExit, match="git revision, got 'nowhere'"):
+        cpu.source_of("nowhere", str(tmp_path))
+
+
 def test_layouts(run):
     rows = run("layouts", "--batch", 1, "--repeats", 1)
     assert [row["layout"] for row in rows] == ["nine_axes", "by_child", "batch_last", "by_parent"]
