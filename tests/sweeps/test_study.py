@@ -2,6 +2,7 @@
 
 import re
 
+import postgres
 import pytest
 import tiny
 
@@ -149,3 +150,38 @@ def test_without_the_package_the_error_names_the_extra(tmp_path, monkeypatch):
         RunError, match=re.escape("optuna is not installed, which sweeps need: pip install 'vbcaps[sweep]'")
     ):
         open_sweep(tmp_path, plan())
+
+
+@pytest.mark.skipif(bool(postgres.why_no_server()), reason=postgres.why_no_server() or "there is a server")
+def test_a_connection_that_breaks_ends_the_claim_and_not_the_sweep(tmp_path):
+    import psycopg
+
+    with postgres.server() as url:
+
+        def cut() -> None:
+            with psycopg.connect(url) as own:
+                own.execute("select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid()")
+
+        with_password = url.replace("postgres@", "postgres:secret@")
+        one = open_sweep(tmp_path / "a" / "s", plan(), with_password)
+        assert "secret" not in (tmp_path / "a" / "s" / "sweep.json").read_text()
+        with pytest.raises(RunError, match=r"there is no sweep other in .*: begin it with"):
+            open_sweep(tmp_path / "b" / "other", storage=url)
+        two = open_sweep(tmp_path / "b" / "s", storage=url)  # another machine: it knows the name and the database
+        assert two.plan == one.plan
+
+        work = one.take()
+        assert [trial.state for trial in two.trials()] == ["running"]
+        cut()
+        assert one.tell(work, 0.3)  # nobody took the trial meanwhile, so it is still this worker's
+        work = one.take()
+        cut()
+        again = two.take()
+        assert (again.number, again.starts) == (work.number, 2)
+        assert not one.tell(work, 0.1)
+        assert two.tell(again, 0.2)
+        assert [trial.error for trial in one.trials()] == [0.2, 0.3]
+        three = open_sweep(tmp_path / "a" / "s")  # the folder knows its database
+        assert len(three.trials()) == 2
+    with pytest.raises(RunError, match=r"the database of the sweep does not answer: "):
+        one.take()
