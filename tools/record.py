@@ -87,6 +87,8 @@ def check(folder: Path, unfinished: bool, dirty: bool) -> None:
     recipe = read_recipe(folder)
     if recipe.data is not None:
         raise RunError(f"{folder} was trained on images of your own, which nobody else has")
+    if recipe.folds:
+        raise RunError(f"{folder} is a fold of a cross-validation, which was not tested on the test set")
     if recipe.name not in RECIPES:
         raise RunError(f"{folder} is a run of {recipe.name!r}, which recipes.py does not have: no command repeats it")
     if not (folder / "result.json").exists() and not unfinished:

@@ -146,7 +146,9 @@ def test_source_that_nobody_can_check_out_is_refused_unless_told(run, places, co
 def test_what_nobody_can_make_again_is_refused(run, places, tmp_path):
     change(run / "seed0" / "recipe.json", data="/home/me/photos")
     assert "images of your own" in refused(places, run)
-    change(run / "seed0" / "recipe.json", data=None, name="mine")
+    change(run / "seed0" / "recipe.json", data=None, folds=5, fold=1)
+    assert "is a fold of a cross-validation" in refused(places, run)
+    change(run / "seed0" / "recipe.json", data=None, folds=0, fold=0, name="mine")
     assert "'mine', which recipes.py does not have" in refused(places, run)
     assert "not the folder of a run" in refused(places, tmp_path / "nothing")
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -10,7 +11,7 @@ from vbcaps.sweeps.study import Study, Trial, Work
 from vbcaps.training.events import Hook
 from vbcaps.training.files import RunError
 from vbcaps.training.learner import NonFinite
-from vbcaps.training.loop import Interrupted, fit
+from vbcaps.training.loop import fit
 from vbcaps.training.runfolder import read_metrics
 
 PAUSE = 2.0  # seconds between looks at the trials of other workers
@@ -70,8 +71,8 @@ def train(
         if study.tell(one, None, error=why):
             say(f"trial {one.number} failed: {why}")
         return
-    except BaseException as error:
-        if isinstance(error, Interrupted | KeyboardInterrupt | RunError):
+    except BaseException:  # Ctrl-C, a full disk, missing data: not the fault of these settings
+        with suppress(RunError):  # the claim ends with this process in any case
             study.leave(one)
         raise
     result = model.result
