@@ -15,6 +15,7 @@ author = "The vbcaps authors"
 copyright = "the vbcaps authors"
 version = release = vbcaps.__version__
 language = "en"
+highlight_language = "none"  # of a block that names no language
 
 extensions = [
     "myst_nb",  # Markdown pages, and notebooks, which are executed
