@@ -24,6 +24,7 @@ from vbcaps.training.evaluate import Evaluation, Scorer, evaluate, summary
 from vbcaps.training.events import Event, Hook
 from vbcaps.training.files import RunError
 from vbcaps.training.learner import NEVER, Learner, NonFinite, Totals, diagnose
+from vbcaps.training.memory import freed_memory_kept
 from vbcaps.training.recipe import Recipe
 from vbcaps.training.recipes import recipe as named_recipe
 from vbcaps.training.runfolder import seed_folders
@@ -198,7 +199,7 @@ def _fit(
     together = place.type == "cuda" and group.size == 1
     if together:
         torch.cuda.synchronize(place)  # each run has its own stream, and the data must be there
-    with listening() as stop, leaving(group):
+    with listening() as stop, leaving(group), freed_memory_kept(place):
         runs = []
         for recipe, folder in zip(recipes, folders, strict=True):
             stream = torch.cuda.Stream(place) if together else None
