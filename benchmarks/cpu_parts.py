@@ -75,7 +75,7 @@ def make_step(name: str) -> Callable[[], None]:
     return step
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipe", default="default")
     parser.add_argument("--steps", type=int, default=60)
@@ -84,3 +84,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     found = {name: f"{ms:.3f}" for name, ms in parts(make_step(given.recipe), given.steps).items()}
     record({"recipe": given.recipe, **found}, torch.device("cpu"), given.csv)
+
+
+if __name__ == "__main__":
+    main()

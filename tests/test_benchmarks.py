@@ -316,3 +316,33 @@ def test_the_latency_of_the_explorer(run, monkeypatch):
     (row,) = run("explore", "--moves", "3", "--networks", "fashion_laptop")
     assert 1 < float(row["picture_ms"]) <= float(row["routing_ms"])
     assert float(row["picture_ms"]) <= float(row["picture_p90_ms"])
+
+
+# --- threads.py, cpu_parts.py -----------------------------------------------------------------------------------
+
+
+def test_threads_are_compared_with_one(monkeypatch, run):
+    """Two take 0.8 of the time of one: 1 / 1.6 of the ideal. No more threads than cores."""
+    threads = importlib.import_module("threads")
+    times = {1: [10.0, 12.0], 2: [9.0, 8.0]}
+    monkeypatch.setattr(threads, "cores", lambda: 2)
+    monkeypatch.setattr(
+        threads, "of_a_process", lambda routing, batch, count: dict(both=times[count].pop(), inference=1.0)
+    )
+    rows = run("threads", "--routing", "vb", "--rounds", 2)
+    assert [(row["threads"], row["both_ms"], row["both_ideal"]) for row in rows] == [
+        ("1", "10.00", "1.00"),
+        ("2", "8.00", "0.62"),
+    ]
+    assert rows[1]["inference_ideal"] == "0.50"
+
+
+def test_the_parts_of_a_step_are_in_the_row(monkeypatch, run):
+    cpu_parts = importlib.import_module("cpu_parts")
+    step = lambda: torch.nn.functional.conv2d(torch.ones(8, 3, 32, 32), torch.ones(8, 3, 5, 5)).mul(2)  # noqa: E731
+    monkeypatch.setattr(cpu_parts, "make_step", lambda recipe: step)
+    (row,) = run("cpu_parts", "--steps", 2)
+    assert float(row["convolutions"]) > float(row["routing forward"]) == 0
+    assert float(row["step"]) > 0
+    assert cpu_parts.part_of("GeneratedBackwardFor_vbcaps_vb_route_defaultBackward") == "routing backward"
+    assert cpu_parts.part_of("GeneratedBackwardFor_vbcaps_em_route_default") == "routing forward"

@@ -124,6 +124,7 @@ class Learner:
         self.sums = torch.zeros(5 if of_code else 2, dtype=torch.float64, device=device)
         self.bad = torch.full((1,), NEVER, device=device)
         self.ema = copy.deepcopy(self.net).eval().requires_grad_(False) if recipe.ema else None
+        self.averaged = [] if self.ema is None else pairs_of(self.ema, self.net)
         self.optimisers = self.make_optimisers()
         self.graph = Graph(self.work, self.changed, device, stream, capture=group.size == 1)
 
@@ -234,13 +235,11 @@ class Learner:
 
     def average(self) -> None:
         """Update the moving average of the weights, and that of BatchNorm's statistics, which must fit the weights."""
-        assert self.ema is not None
-        pairs = list(zip(self.ema.state_dict().values(), self.net.state_dict().values(), strict=True))
-        floats = [(a, b) for a, b in pairs if a.is_floating_point()]
+        floats = [(a, b) for a, b in self.averaged if a.is_floating_point()]
         gaps = torch._foreach_sub([b for _, b in floats], [a for a, _ in floats])
         torch._foreach_mul_(gaps, self.rate[0, 2])
         torch._foreach_add_([a for a, _ in floats], gaps)
-        for a, b in pairs:
+        for a, b in self.averaged:
             if not a.is_floating_point():
                 a.copy_(b)
 
@@ -275,6 +274,11 @@ class Learner:
     def changed(self) -> Iterator[Tensor]:
         yield from self.tensors().values()
         yield from (self.rate, self.k, self.bad)
+
+
+def pairs_of(one: nn.Module, other: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    """Return the tensors of two networks of the same kind, side by side; a state dict takes a while to make."""
+    return list(zip(one.state_dict().values(), other.state_dict().values(), strict=True))
 
 
 ADVICE = "try a lower lr, a warmup, or earlier weights (resume continues from the last saved state)"
