@@ -42,7 +42,7 @@ def _read_sheet(path: Path, count: int) -> np.ndarray:
         if path.stat().st_size > 4 * expected[0] * expected[1]:
             raise DataError(f"{path}: has {path.stat().st_size:,} bytes, more than its pixels: {AGAIN}")
         with Image.open(file, formats=("WEBP",)) as image:
-            sheet = np.asarray(image.convert("RGB"))
+            sheet = np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
     images = sheet.reshape(rows, SIZE, COLUMNS, SIZE, 3).transpose(0, 2, 4, 1, 3)  # row column channel y x
     return images.reshape(rows * COLUMNS, 3, SIZE, SIZE)[:count]
 
