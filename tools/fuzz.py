@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,10 +44,12 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"write a row for each reader to {RECORD.name}")
     parser.add_argument("--corpus", action="store_true", help="try every file of tests/fuzz/corpus.py instead")
     parser.add_argument("--guided", choices=HARNESSES, help="let Atheris choose the changes of this reader")
-    options = parser.parse_args()
+    options, rest = parser.parse_known_args()
     if options.guided:
-        guided(options.guided)
+        guided(options.guided, rest)
         return
+    if rest:
+        parser.error(f"unknown words: {' '.join(rest)} (only --guided passes such to Atheris)")
     readers = options.reader or list(HARNESSES)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["VBCAPS_CACHE"] = str(Path(folder) / "cache")
@@ -146,8 +149,18 @@ def write(rows: list[dict[str, Any]]) -> None:
             table.writerow(row)
 
 
-def guided(reader: str) -> None:
-    """Let Atheris change the first file of a reader, guided by what code it reaches."""
+def functions() -> list[FunctionType]:
+    """Return the functions and methods of the modules that read."""
+    modules = [
+        x for name, x in sys.modules.items() if name.startswith(("vbcaps.data", "vbcaps.weights", "vbcaps.training"))
+    ]
+    found = [x for module in modules for x in vars(module).values()]
+    found += [x for one in found if isinstance(one, type) for x in vars(one).values()]
+    return [x for x in found if isinstance(x, FunctionType) and x.__module__.startswith("vbcaps.")]
+
+
+def guided(reader: str, options: list[str]) -> None:
+    """Let Atheris change the first file of a reader, guided by what code it reaches; it has options of its own."""
     try:
         import atheris
     except ImportError:
@@ -167,8 +180,9 @@ def guided(reader: str) -> None:
     corpus.mkdir()
     for file, content in case.files.items():
         (corpus / file.name).write_bytes(content)
-    atheris.instrument_all()
-    atheris.Setup([sys.argv[0], str(corpus)], one)
+    for function in functions():
+        atheris.instrument_func(function)
+    atheris.Setup([sys.argv[0], str(corpus), *options], one)
     atheris.Fuzz()
 
 
