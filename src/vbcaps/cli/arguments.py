@@ -36,6 +36,19 @@ def use_cache(folder: Path | None) -> None:
         os.environ["VBCAPS_CACHE"] = str(folder)
 
 
+def check_outputs(*files: Path | None) -> None:
+    """Raise an error for a file that cannot be written, before anything is computed and another file is written."""
+    from vbcaps.training.files import RunError
+
+    for file in files:
+        if file is None:
+            continue
+        if os.path.isdir(file):
+            raise RunError(f"cannot write {file}: it is a folder")
+        if not os.path.isdir(file.parent):
+            raise RunError(f"cannot write {file}: there is no folder {file.parent}")
+
+
 def check_fits(model: "Model", data: "Data", weights: Path) -> None:
     """Raise an error if the data have other classes or channels than the model."""
     from vbcaps.training.files import RunError

@@ -2,8 +2,8 @@
 
 import dataclasses
 import inspect
+import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
@@ -43,7 +43,7 @@ def given(fields: dict[str, Any]) -> dict[str, Any]:
 def changed(name: str, fields: dict[str, Any]) -> Recipe:
     """Return the recipe of that name with fields changed; a bad name or value ends the program with a hint."""
     if name not in RECIPES:
-        hint = f"; your own images are given as --data {name}" if Path(name).is_dir() else nearest(name, RECIPES)
+        hint = f"; your own images are given as --data {name}" if os.path.isdir(name) else nearest(name, RECIPES)
         raise typer.BadParameter(
             f"there is no recipe {name!r}{hint} (`vbcaps recipes` lists them)", param_hint="RECIPE"
         )

@@ -9,6 +9,7 @@ import dataclasses
 import io
 import json
 import os
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,6 +23,7 @@ from vbcaps.cli.arguments import (
     Device,
     check_device,
     check_fits,
+    check_outputs,
     clear_errors,
     read_named,
     use_cache,
@@ -108,6 +110,9 @@ def vbcaps(
 
     `vbcaps train` alone trains a small one on images that come with the package.
     """
+    for stream in (sys.stdout, sys.stderr):  # names of files, and signs such as ±, that the stream cannot encode
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 @app.command(
@@ -171,6 +176,7 @@ def evaluate_weights(
         from vbcaps.training.runfolder import crops_file
         from vbcaps.weights.find import weights_file
 
+        check_outputs(csv_file, json_file)
         place, file = check_device(device), weights_file(weights)
         kept = crops_file(file, crops) if save else None
         model = vbcaps.load(file, device=place)
@@ -254,6 +260,7 @@ def predict(
         import vbcaps
         from vbcaps.figures.run import predictions
 
+        check_outputs(csv_file, json_file)
         place = check_device(device)
         model = vbcaps.load(weights or newest_run(), device=place)
         say(f"weights {model.name}: {model.origin()}")

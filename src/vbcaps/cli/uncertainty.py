@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from vbcaps.cli.arguments import DataFolder, Device, check_device, check_fits, clear_errors, read_named
+from vbcaps.cli.arguments import DataFolder, Device, check_device, check_fits, check_outputs, clear_errors, read_named
 from vbcaps.cli.report import Table, console, draw, percent, save_text, say, table
 from vbcaps.data import FACTS
 
@@ -74,6 +74,7 @@ def uncertainty(
         import vbcaps
         from vbcaps.training.loop import prepare
 
+        check_outputs(save, csv_file)
         model = vbcaps.load(weights, device=check_device(device))
         say(f"weights {model.name}: {model.origin()}")
         names = [] if strangers is None else [name.strip() for name in strangers.split(",")]
