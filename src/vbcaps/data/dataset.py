@@ -95,4 +95,10 @@ def data_folder(folder: str | Path | None = None) -> Path:
     if named := os.environ.get("VBCAPS_DATA"):
         return Path(named).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or "~/.cache"
-    return Path(cache).expanduser() / "vbcaps"
+    try:
+        return Path(cache).expanduser() / "vbcaps"
+    except RuntimeError:
+        raise DataError(
+            "there is no folder for datasets, because this user has no home: give --data-folder (data_folder), or set "
+            "VBCAPS_DATA"
+        ) from None

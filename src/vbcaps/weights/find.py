@@ -67,7 +67,7 @@ def places() -> list[Place]:
     """Return the folders that are searched for weights, in their order."""
     found = [Place("in the package", FOLDER, False)]
     if named := os.environ.get("VBCAPS_WEIGHTS"):
-        found.append(Place("in VBCAPS_WEIGHTS", Path(named).expanduser(), True))
+        found.append(Place("in VBCAPS_WEIGHTS", Path(os.path.expanduser(named)), True))
     source = FOLDER.resolve().parents[1]
     if source.name == "src" and (source.parent / "pyproject.toml").is_file():
         found.append(Place("in the checkout", source.parent / "weights", False))
@@ -79,7 +79,7 @@ def places() -> list[Place]:
 def cache_folder() -> Path | None:
     """Return the folder for weights that are fetched, or None for a user without a home."""
     if named := os.environ.get("VBCAPS_CACHE"):
-        return Path(named).expanduser() / "weights"
+        return Path(os.path.expanduser(named)) / "weights"
     try:
         cache = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or Path.home() / ".cache"
     except RuntimeError:
