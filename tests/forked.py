@@ -72,19 +72,20 @@ def train(
 
 
 KILLED: dict = dict(epochs=6, validation=0.25, test=True, ema=0.9, save_seconds=0.01)  # every kind of state there is
+QUICK: dict = tiny.SMALL | dict(batch=6, epochs=4, ema=0.9, save_seconds=0.001)  # the same in milliseconds
 
 
-def kill(folder: Path, times: int = 20, seed: int = 0) -> dict:
+def kill(folder: Path, times: int = 20, seed: int = 0, fields: dict = KILLED) -> dict:
     """Kill the group of a training at random moments and resume, until so many kills and the end; at least two runs."""
     start = time.perf_counter()
-    assert ends(fork(partial(train, folder / "whole", **KILLED))) == 0
+    assert ends(fork(partial(train, folder / "whole", **fields))) == 0
     whole = time.perf_counter() - start
     random.seed(seed)
     kills = runs = writing = 0
     while kills < times or runs < 2:
         out = folder / f"killed{runs}"
         while True:
-            child = fork(partial(train, out, resume=out.exists(), **KILLED))
+            child = fork(partial(train, out, resume=out.exists(), **fields))
             time.sleep(random.uniform(0, whole / 3))
             with suppress(ProcessLookupError):
                 os.killpg(child, signal.SIGKILL)

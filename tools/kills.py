@@ -63,7 +63,7 @@ def kill() -> None:
     import forked
 
     folder, times, seed, calls = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-    report = forked.kill(folder / "random", times, seed)
+    report = forked.kill(folder / "random", times, seed, forked.QUICK)
     at_calls = forked.die(folder / "calls", every=1)["runs"] if calls else 0
     print(json.dumps(dict(random_kills=report["kills"], while_writing=report["writing"], kills_at_calls=at_calls)))
 

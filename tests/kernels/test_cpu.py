@@ -386,7 +386,7 @@ def test_a_kept_library_is_used_until_its_source_changes(small_library, monkeypa
 
 @needs_compiler
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="needs the owners and modes of POSIX")
-@pytest.mark.parametrize("open_to_others", ["folder", "file", "link", "owner", None])
+@pytest.mark.parametrize("open_to_others", ["above", "folder", "folder link", "file", "link", "owner", None])
 def test_a_library_that_others_could_write_is_not_loaded(open_to_others, small_library, monkeypatch, tmp_path):
     """Not even if it is whole: a stranger can write a checksum, too. What nobody else could write is loaded."""
     folder, source = small_library
@@ -399,6 +399,11 @@ def test_a_library_that_others_could_write_is_not_loaded(open_to_others, small_l
     strange.rename(folder / name)  # of the library that is asked for now
     if open_to_others == "folder":
         folder.chmod(0o770)
+    elif open_to_others == "above":
+        folder.parent.chmod(0o777)
+    elif open_to_others == "folder link":
+        folder.rename(tmp_path / "elsewhere")
+        folder.symlink_to(tmp_path / "elsewhere")
     elif open_to_others == "file":
         (folder / name).chmod(0o620)
     elif open_to_others == "link":
@@ -407,7 +412,7 @@ def test_a_library_that_others_could_write_is_not_loaded(open_to_others, small_l
     elif open_to_others == "owner":
         uid = os.getuid()
         monkeypatch.setattr("vbcaps.kernels.cpu.build.os.getuid", lambda: uid + 1)
-    refused = open_to_others in ("folder", "owner")
+    refused = open_to_others in ("above", "folder", "folder link", "owner")
     with pytest.warns(UserWarning, match="is not yours alone") if refused else nullcontext():
         assert again(monkeypatch).lanes() == (666 if open_to_others is None else 11)
 

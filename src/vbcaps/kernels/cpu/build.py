@@ -17,6 +17,7 @@ import platform
 import re
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -174,7 +175,7 @@ def private_folder() -> Path | None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError:
         return None
-    if is_private(folder):
+    if is_private(folder) and not is_replaceable(folder):
         return folder
     warnings.warn(
         f"{folder} is not yours alone, so nothing is loaded from it and each process compiles its kernels anew: "
@@ -182,6 +183,12 @@ def private_folder() -> Path | None:
         stacklevel=2,
     )
     return None
+
+
+def is_replaceable(folder: Path) -> bool:
+    """Return whether anybody could put another folder in the place of this one, because one above it is open to all."""
+    above = [path.stat().st_mode for path in folder.resolve().parents]
+    return any(mode & stat.S_IWOTH and not mode & stat.S_ISVTX for mode in above)
 
 
 def is_private(path: Path) -> bool:
