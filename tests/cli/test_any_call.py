@@ -197,7 +197,7 @@ def check(words: list[str], here: Path, template: Path) -> int:
 
 
 # How many calls of each command: those with many flags, and those that are quick, have more.
-COUNTS = dict(train=120, predict=40, eval=40, uncertainty=25, sweep=25, explore=6)
+COUNTS = dict(train=60, predict=40, eval=40, uncertainty=25, sweep=25, explore=6)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
