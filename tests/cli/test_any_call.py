@@ -184,6 +184,8 @@ def check(words: list[str], here: Path, template: Path) -> int:
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         shutil.copytree(template, here, dirs_exist_ok=True)
     if result.exit_code:
+        if words[:2] == ["data", "fetch"]:  # what is refused is then the network's part: the empty folder stays
+            after = {name: content for name, content in after.items() if name in before or content is not None}
         assert sorted(after) == sorted(before), f"{said}\n{sorted(set(after) ^ set(before))}"
         assert after == before, said
         sentences = re.findall(r"^vbcaps: (.+)$", result.output, re.MULTILINE)

@@ -18,8 +18,6 @@ from rich.status import Status
 
 from vbcaps.data.errors import written
 
-from vbcaps.training.recipe import OBEYED
-
 if TYPE_CHECKING:
     from vbcaps import Model
     from vbcaps.training.loop import Evaluation, Result
@@ -149,16 +147,11 @@ def say(*parts: "str | Table") -> None:
     for part in parts:
         lines = [part] if isinstance(part, str) else part.lines(window())
         for line in lines:
-            console.print(printable(line), markup=False, soft_wrap=True)
+            console.print(line, markup=False, soft_wrap=True)
 
 
 def complain(message: str) -> None:
-    stderr.print(f"vbcaps: {printable(message)}", markup=False, soft_wrap=True)
-
-
-def printable(text: str) -> str:
-    """Return text in which characters that a terminal obeys, as in the name of a file, are spelled out."""
-    return OBEYED.sub(lambda found: found[0] if found[0] == "\n" else ascii(found[0])[1:-1], text)
+    stderr.print(f"vbcaps: {message}", markup=False, soft_wrap=True)
 
 
 def save_text(file: Path, text: str) -> None:

@@ -9,6 +9,7 @@ import typing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from vbcaps.data import errors
 from vbcaps.data.facts import FACTS
 from vbcaps.data.medmnist_table import MULTI_LABEL
 from vbcaps.removed import without_removed
@@ -18,9 +19,8 @@ if TYPE_CHECKING:  # PyTorch takes seconds to import, and a recipe can be listed
     from vbcaps.prior import Prior
     from vbcaps.vae import Network
 
-# Characters that a terminal obeys (escape sequences begin with one of these), that turn or break a line of text, and
-# halves of characters, which cannot be printed.
-OBEYED = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# What no name may have: characters that a terminal obeys or that cannot be printed, and ends of lines and tabs.
+OBEYED = re.compile(f"{errors.OBEYED.pattern}|[\t\n]")
 # The allowed words of a field; a test compares them with the modules that implement them.
 CHOICES: dict[str, tuple[str, ...]] = dict(
     dataset=tuple(FACTS),
