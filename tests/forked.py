@@ -75,14 +75,17 @@ KILLED: dict = dict(epochs=6, validation=0.25, test=True, ema=0.9, save_seconds=
 QUICK: dict = tiny.SMALL | dict(batch=6, epochs=4, ema=0.9, save_seconds=0.001)  # the same in milliseconds
 
 
-def kill(folder: Path, times: int = 20, seed: int = 0, fields: dict = KILLED) -> dict:
-    """Kill the group of a training at random moments and resume, until so many kills and the end; at least two runs."""
+def kill(folder: Path, times: int = 20, seed: int = 0, fields: dict = KILLED, minutes: float = 60) -> dict:
+    """Kill the group of a training at random moments and resume, until so many kills, or minutes, and the end.
+
+    There are at least two runs, each of which is resumed until it has ended.
+    """
     start = time.perf_counter()
     assert ends(fork(partial(train, folder / "whole", **fields))) == 0
     whole = time.perf_counter() - start
     random.seed(seed)
     kills = runs = writing = 0
-    while kills < times or runs < 2:
+    while (kills < times and time.perf_counter() - start < 60 * minutes) or runs < 2:
         out = folder / f"killed{runs}"
         while True:
             child = fork(partial(train, out, resume=out.exists(), **fields))

@@ -25,6 +25,7 @@ COLUMNS = ("vbcaps", "commit", "torch", "seed", "random_kills", "while_writing",
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=1000, help="kills at random moments")
+    parser.add_argument("--minutes", type=float, default=60, help="stop these after so long, and count what was done")
     parser.add_argument("--calls", action="store_true", help="also kill at each call that writes")
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments")
     parser.add_argument("--csv", type=Path, help="add a row with the counts to this table")
@@ -46,12 +47,14 @@ def main() -> None:
 
 def in_new_process(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
     """Return the counts. A process that forks must not have computed anything, so the comparison has one of its own."""
-    words = [str(folder), str(arguments.times), str(arguments.seed), str(int(arguments.calls))]
+    words = [folder, arguments.times, arguments.seed, int(arguments.calls), arguments.minutes]
     environment = os.environ | dict(VBCAPS_COMMIT="fixed")  # weights files name the commit, which must not change
     found: dict[str, object] = {}
     for part in ("kill", "compare"):
         code = f"import sys; sys.path[:0] = {[str(TESTS), str(Path(__file__).parent)]!r}; import kills; kills.{part}()"
-        done = subprocess.run([sys.executable, "-c", code, *words], env=environment, stdout=subprocess.PIPE, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code, *map(str, words)], env=environment, stdout=subprocess.PIPE, text=True
+        )
         if done.returncode:
             raise SystemExit(f"{part} failed, with the output above")
         found |= json.loads(done.stdout.splitlines()[-1])
@@ -63,7 +66,7 @@ def kill() -> None:
     import forked
 
     folder, times, seed, calls = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-    report = forked.kill(folder / "random", times, seed, forked.QUICK)
+    report = forked.kill(folder / "random", times, seed, forked.QUICK, float(sys.argv[5]))
     at_calls = forked.die(folder / "calls", every=1)["runs"] if calls else 0
     print(json.dumps(dict(random_kills=report["kills"], while_writing=report["writing"], kills_at_calls=at_calls)))
 
