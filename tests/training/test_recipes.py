@@ -44,6 +44,7 @@ def test_the_choices_are_those_of_the_modules_that_know_them():
 
 def test_another_routing_or_network_leaves_the_fields_behind_that_are_not_for_it():
     em, cnn = changed("smallnorb_fast", dict(routing="em")), changed("affnist_fast", dict(network="cnn"))
+    assert recipe("smallnorb_fast", routing="em") == em
     assert replace(em, name="smallnorb_em_fast") == recipe("smallnorb_em_fast")
     assert replace(cnn, name="affnist_cnn_fast", arch=(64, 64, 72, 72)) == recipe("affnist_cnn_fast")
     kept = changed("smallnorb_fast", dict(routing="vb", activation="released"))

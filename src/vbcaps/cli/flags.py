@@ -8,8 +8,8 @@ from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
-from vbcaps.training.recipe import CHOICES, Recipe, field_types, left_behind, nearest
-from vbcaps.training.recipes import RECIPES
+from vbcaps.training.recipe import CHOICES, Recipe, field_types, nearest
+from vbcaps.training.recipes import RECIPES, recipe
 from vbcaps.training.words import value_of, without_none
 
 NOT_FLAGS = ("name",)  # it is the argument RECIPE
@@ -47,9 +47,8 @@ def changed(name: str, fields: dict[str, Any]) -> Recipe:
         raise typer.BadParameter(
             f"there is no recipe {name!r}{hint} (`vbcaps recipes` lists them)", param_hint="RECIPE"
         )
-    recipe = RECIPES[name]()
     try:
-        return recipe.with_fields(**left_behind(recipe, fields) | fields)
+        return recipe(name, **fields)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint=f"recipe '{name}'") from error
 

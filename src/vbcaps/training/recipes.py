@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vbcaps.data.facts import FACTS
-from vbcaps.training.recipe import Recipe, nearest, not_for
+from vbcaps.training.recipe import Recipe, left_behind, nearest, not_for
 
 __all__ = [
     "EXPERIMENTS",
@@ -591,18 +591,25 @@ def laptop(make: Callable[[], Recipe]) -> Recipe:
 
 
 def recipe(name: str, **fields: Any) -> Recipe:
-    """Return a recipe by its name, with some fields changed; the error for an unknown name suggests the nearest.
+    """Return a recipe by its name, with some fields changed.
 
-    A schedule scales with ``epochs``, as on the command line.
+    Args:
+        name: one of the names that ``vbcaps recipes`` lists, or its fast or laptop twin; the error for another name
+            suggests the nearest.
+        fields: any fields of ``Recipe``, such as ``data``, ``epochs`` or ``lr``. As on the command line, the schedule
+            scales with ``epochs``, and fields that belong to another ``routing`` or ``network`` than the new one go
+            back to their defaults.
 
-    >>> recipe("smallnorb_fast").epochs
-    100
-    >>> recipe("smallnorb_fast", epochs=10).warmup
-    1.0
+    Example:
+        >>> recipe("smallnorb_fast").epochs
+        100
+        >>> recipe("smallnorb_fast", epochs=10, routing="em").warmup
+        1.0
     """
     if name not in RECIPES:
         raise ValueError(f"there is no recipe {name!r}{nearest(name, RECIPES)}; they are {', '.join(RECIPES)}")
-    return RECIPES[name]().with_fields(**fields)
+    start = RECIPES[name]()
+    return start.with_fields(**left_behind(start, fields) | fields)
 
 
 def parent(name: str) -> str:
