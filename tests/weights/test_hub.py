@@ -228,3 +228,11 @@ for name in ("me/other", "you/net"):
     assert 'Model.from_pretrained("me/net")' in handler.files["README.md"].decode()
     assert json.loads(handler.files["config.json"])["recipe"]["name"] == "fashion_laptop"
     assert not [call for call in handler.asked if call.endswith((".bin", ".pt", ".pkl"))]
+
+
+@pytest.mark.parametrize("text", [b"{", b"[" * 100_000, b"\xff", b"[]", b"3"], ids=["cut", "deep", "byte", "list", "3"])
+def test_a_damaged_configuration_is_refused_by_name(tmp_path, text):
+    vbcaps.load("fashion_laptop").save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_bytes(text)
+    with pytest.raises(RunError, match=r"cannot read .*config\.json: "):
+        vbcaps.Model.from_pretrained(tmp_path)

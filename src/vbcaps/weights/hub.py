@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from vbcaps.training.files import RunError, write, write_json
+from vbcaps.training.files import RunError, read_json, write, write_json
 from vbcaps.training.recipe import Recipe
 from vbcaps.weights.card import TAGS, card_text, data_of, licence_of, published, title_of
 from vbcaps.weights.file import pack_weights, read_weights
@@ -94,6 +94,8 @@ def from_pretrained(name: str | Path, device: str | torch.device = "cpu", **opti
     """Return the model of a repository of the Hub, or of a folder that ``save_pretrained`` wrote."""
     if unknown := sorted(options.keys() - set(DOWNLOAD)):
         raise TypeError(f"from_pretrained has no argument {unknown[0]!r}; it takes device, {', '.join(DOWNLOAD)}")
+    if (config := Path(name) / "config.json").is_file():
+        read_json(config)  # huggingface_hub reads it, too, but fails unclearly where it is damaged
     with clear_hub_errors(str(name)):
         return Shared.from_pretrained(name, device=device, **options).model
 
@@ -111,8 +113,8 @@ def clear_hub_errors(name: str) -> Iterator[None]:
         raise RunError(f"{name}: there is no {WEIGHTS} on the Hub, or no connection to it: {first(error)}") from error
     except (HfHubHTTPError, OSError) as error:
         raise RunError(f"{name}: the Hub answers with an error: {first(error)}") from error
-    except json.JSONDecodeError as error:
-        raise RunError(f"{name}: its config.json is damaged: {error}") from error
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RunError(f"{name}: its config.json is damaged: {first(error)}") from error
 
 
 def first(error: Exception) -> str:
