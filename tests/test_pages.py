@@ -136,6 +136,12 @@ def test_links_lead_to_files_and_headings(name):
     assert missing == []
 
 
+def test_every_tutorial_is_in_the_list_of_tutorials():
+    folder = ROOT / "docs/tutorials"
+    listed = re.findall(r"^- \[[^]]*\]\(([\w-]+\.md)\): ", (folder / "index.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(page.name for page in folder.glob("*.md") if page.name != "index.md")
+
+
 def test_the_front_page_is_short():
     assert len(PAGES["README.md"].read_text().splitlines()) <= 200
 
