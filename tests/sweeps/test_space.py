@@ -64,6 +64,7 @@ def test_fields_that_vary_and_fields_that_are_fixed():
         (["flip=choice:yes,perhaps"], "flip: 'perhaps' is neither true nor false"),
         (["test=choice:true,false"], "a sweep cannot change the field 'test'; --validation sets the share"),
         (["match=0.1"], "a sweep cannot change the field 'match'"),
+        (["folds=5"], "a sweep cannot change the field 'folds'"),
     ],
 )
 def test_wrong_fields_are_errors_that_say_what_is_allowed(fields, wrong):

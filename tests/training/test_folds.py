@@ -150,6 +150,8 @@ def test_the_command_trains_all_folds_of_patients_and_one_alone(photos):
     again = CliRunner().invoke(app, ["train", "--resume", "run", "--device", "cpu"])
     assert again.exit_code == 0, again.output
     assert "over 2 folds" in again.output
+    whole = CliRunner().invoke(app, ["eval", "run", "--device", "cpu"])
+    assert f"run has a run for each fold: choose one, as {Path('run/fold1')}" in " ".join(whole.output.split())
     one = CliRunner().invoke(app, ["train", "--folds", "2", "--fold", "2", *words, "--out", "one", "--quiet"])
     assert (one.exit_code, one.output) == (0, "")
     said = CliRunner().invoke(app, ["eval", "one", "--device", "cpu"]).output

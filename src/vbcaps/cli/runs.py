@@ -63,7 +63,7 @@ def newest_run() -> Path:
     """Return the run in ``runs/`` whose weights were written last."""
     from vbcaps.weights.find import list_models
 
-    found = [*RUNS.glob("*/last.safetensors"), *RUNS.glob("*/seed*/last.safetensors")]
+    found = [path for inner in ("*", "*/seed*", "*/fold*") for path in RUNS.glob(f"{inner}/last.safetensors")]
     found = [path for path in found if path.relative_to(RUNS).parts[0] != LATEST]  # the same run again
     if not found:
         raise RunError(

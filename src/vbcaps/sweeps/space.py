@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 KINDS = ("log", "uniform", "int", "choice")
 OF_ARCH = ("filters", "types1", "types2", "types3")  # the numbers of arch, which sweeps can vary one by one
-HELD = ("validation", "test", "match", "name", "save_seconds")  # fields that a sweep sets or that change no result
+# Fields that a sweep sets, that change no result, or that divide the images anew.
+HELD = ("validation", "test", "match", "folds", "fold", "name", "save_seconds")
 POINTS = 5  # of a range of numbers, in a grid
 TRIED = 256  # combinations that are tried before a value counts as impossible
 Word = str | int | float

@@ -204,7 +204,7 @@ class Study:
         with self.alone():
             trial = self._frozen(work.number)
             mine = self.claims.holds(work.number) or self.claims.take(work.number)
-            if not mine or trial.state != TrialState.RUNNING or trial.user_attrs.get(STARTS) != work.starts:
+            if not mine or trial.state != TrialState.RUNNING:
                 if mine:
                     self.claims.release(work.number)
                 return False

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from vbcaps.training.files import RunError
 from vbcaps.training.recipe import nearest
-from vbcaps.training.runfolder import resolved, seed_folders
+from vbcaps.training.runfolder import fold_folders, resolved, seed_folders
 from vbcaps.weights.fetch import FetchError, Progress, fetch_weights
 
 FOLDER = Path(__file__).parent
@@ -132,6 +132,8 @@ def weights_file(name: str | Path, progress: Progress | None = None) -> Path:
     if path.exists() or path.suffix or len(path.parts) > 1:
         if seeds := seed_folders(path):
             raise RunError(f"{path} has a run for each seed: choose one, as {seeds[0]}")
+        if folds := fold_folders(path):
+            raise RunError(f"{path} has a run for each fold: choose one, as {folds[0]}")
         return path / "last.safetensors" if path.is_dir() else path
     there = f"there are {', '.join(list_models())}" if list_models() else "there are none in this version"
     raise RunError(
