@@ -54,6 +54,8 @@ def test_an_unknown_name_says_the_nearest_and_what_there_is(package, tmp_path, m
     assert vbcaps.list_models() == ["other", "tiny"]
     with pytest.raises(RunError, match=r"no weights called 'tony' .*; did you mean 'tiny'.; there are other, tiny$"):
         vbcaps.load("tony")
+    with pytest.raises(RunError, match=r"x{300} is neither a file nor the folder of a run"):
+        vbcaps.load("x" * 300)
     with pytest.raises(RunError, match=r"cannot read the weights ../tiny: No such file"):
         vbcaps.load("../tiny")
 

@@ -106,7 +106,9 @@ def present(name: str) -> tuple[Path, Place] | None:
 def is_published(path: Path) -> bool:
     """Return whether a file is the published one of its name."""
     fields = published().get(path.stem)
-    return fields is not None and hashlib.sha256(path.read_bytes()).hexdigest() == fields.sha256
+    if fields is None or path.stat().st_size != fields.size:  # nothing larger is read
+        return False
+    return hashlib.sha256(path.read_bytes()).hexdigest() == fields.sha256
 
 
 def belongs(path: Path) -> Place | None:
@@ -125,11 +127,11 @@ def weights_file(name: str | Path, progress: Progress | None = None) -> Path:
     """
     path = resolved(Path(name))
     for file in (path, path / "best.safetensors", path / "last.safetensors"):
-        if file.is_file():
+        if os.path.isfile(file):  # False also for a name that is too long
             return file
     if str(name) in list_models():
         return named_file(str(name), progress)
-    if path.exists() or path.suffix or len(path.parts) > 1:
+    if os.path.exists(path) or path.suffix or len(path.parts) > 1:
         if seeds := seed_folders(path):
             raise RunError(f"{path} has a run for each seed: choose one, as {seeds[0]}")
         if folds := fold_folders(path):
