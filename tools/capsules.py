@@ -2,7 +2,7 @@
 
 python tools/capsules.py [NAME ...] [--out docs/pictures]
 
-Without names all are drawn: map, votes, routing, agreement, jumble, sandal and noise. Three come from the small exact
+Without names all are drawn: map, votes, routing, agreement, jumble, sandal and noise. Four come from the small exact
 example in `scene.py`, and three from networks of the package and its test images; nothing else is needed.
 """
 
