@@ -45,11 +45,11 @@ class NothingLarge(TorchDispatchMode):
 
 def refused(path, content: bytes, message: str) -> None:
     path.write_bytes(content)
-    began = time.perf_counter()
+    began = time.process_time()
     with NothingLarge(), pytest.raises(RunError, match=message) as caught:
         vbcaps.load(path)
     assert str(path) in str(caught.value)
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
     assert "\x1b" not in str(caught.value)
 
 
@@ -156,6 +156,11 @@ def test_the_outer_header(parts, tmp_path):
         (b'{"a": {"dtype": [], "shape": [1], "data_offsets": [0, 4]}}', "'a' has no dtype and shape"),
         (b'{"a": {"dtype": "F32", "shape": 1, "data_offsets": [0, 4]}}', "no safetensors file"),
         (b'{"\\u001b[31m": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}', "control characters"),
+        (
+            b'{"a": {"dtype": "F32", "shape": [2, 9223372036854775807], "data_offsets": [0, 4]}}',
+            "'a' has 4 bytes, which",
+        ),
+        (b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": 4}}', "'a' has no place in the file"),
         (b"\xff\xfe", "no safetensors file"),
     ):
         refused(path, len(begin).to_bytes(8, "little") + begin + bytes(4), message)

@@ -4,6 +4,7 @@ The header is read and checked by itself: it says how large every tensor is befo
 """
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -76,10 +77,20 @@ def read_header(begin: bytes, file: str) -> Header:
                 raise ValueError(f"{name!a} has no dtype and shape")
             if OBEYED.search(name + dtype):
                 raise ValueError(f"{name!a} of {dtype!a} has control characters")
+            _check_room(name, dtype, shape, listed[name].get("data_offsets"))
         fields = parse_json(words)
     except ValueError as error:
         raise RunError(f"{file} is damaged or no safetensors file: {error}") from error
     return Header(tensors, fields)
+
+
+def _check_room(name: str, dtype: str, shape: tuple[int, ...], offsets: Any) -> None:
+    """Raise an error unless a tensor has as many bytes as its shape needs; no product overflows in Python."""
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(offset) is int for offset in offsets):
+        raise ValueError(f"{name!a} has no place in the file")
+    room = offsets[1] - offsets[0]
+    if dtype in DTYPES and room != math.prod(shape) * DTYPES[dtype].itemsize:
+        raise ValueError(f"{name!a} has {room} bytes, which is not {shape} of {dtype}")
 
 
 def _text(header: bytes) -> str:
