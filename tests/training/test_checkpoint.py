@@ -16,7 +16,7 @@ from tiny import forked
 
 from vbcaps.training import files
 from vbcaps.training.files import RunError, lock, read_json, write_json
-from vbcaps.training.loop import Event, Interrupted, fit, fit_seeds
+from vbcaps.training.loop import Event, Interrupted, fit, fit_seeds, listening
 from vbcaps.training.runfolder import read_recipe, read_result
 from vbcaps.weights.tensors import pack_tensors, unpack_tensors
 
@@ -45,6 +45,16 @@ def test_a_signal_saves_says_how_to_go_on_and_loses_nothing(tmp_path):
         assert_same_run(tmp_path / "whole", tmp_path / name)
     assert report["SIGINTSIGINT"] == [99, 0]  # a KeyboardInterrupt in the middle of it
     assert_same_run(tmp_path / "whole", tmp_path / "SIGINTSIGINT")
+
+
+def test_a_run_under_nohup_outlives_its_terminal():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with listening() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.signal == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_second_process_is_refused_until_the_first_is_dead(tmp_path):
