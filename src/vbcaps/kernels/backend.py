@@ -259,12 +259,24 @@ class Backend(Protocol):
     def put_term(self, terms: Tensor, k: int, x: Tensor, iters: int) -> None:
         """Write the poses l j n ``x`` as term k."""
 
-    def grad_votes(self, v: Votes, terms: Tensor, r: Tensor, dz: Tensor, iters: int) -> tuple[Tensor, Tensor]:
+    def grad_votes(
+        self,
+        v: Votes,
+        terms: Tensor,
+        r: Tensor,
+        dz: Tensor,
+        iters: int,
+        uniform: tuple[Tensor, MomentGrads] | None,
+        da: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         """Return the gradients of poses (poses c n) and weights (``g j q r``).
 
         The gradient of a vote is ``dV_ij = sum_k s_kij (E_kj + C_kj (V_ij - m_j))``, where k counts the T moments,
         which a vote enters with ``s = R_ij``, then the T - 1 scores, which it enters with ``s = dz_ij``. Terms hold
         ``E_0, C_0, E_1, ..., -m``, 4 T - 1 poses for each parent.
+
+        With ``uniform``, the means of the first iteration and the gradients of its moments, add to ``da`` what goes
+        back through its responsibilities, which are 1/J, like ``grad_responsibilities``.
         """
 
     # --- VB at a parent ---------------------------------------------------------------------------------------------

@@ -103,18 +103,20 @@ def route_back(
         only_last: treat the responsibilities of the last iteration as constants.
     """
     da, s = torch.empty_like(v.a), torch.empty_like(v.a)
-    dR = run.new_slots(v, iters)  # dR[t - 1] becomes dz[t - 1]; dR[-1] is that of t = 0
+    dR = run.new_slots(v, iters - 1)  # becomes dz
     if only_last:
         dR.zero_()
+    if iters == 1:
+        da.zero_()
     first = iters - 1 if only_last else 0
     parents.back(iters - 1)
-    for t in range(iters - 1, first - 1, -1):
-        r_t = r[t - 1] if t else None
-        run.grad_responsibilities(v, *parents.moments(t), r_t, dR[t - 1], s, da, add=t < iters - 1)
+    for t in range(iters - 1, max(first, 1) - 1, -1):
+        run.grad_responsibilities(v, *parents.moments(t), r[t - 1], dR[t - 1], s, da, add=t < iters - 1)
         if t > first:
             run.grad_scores(v, parents.center(t - 1), r[t - 1], s, dR[t - 1], parents.U)
             parents.back(t - 1)
-    return da, *run.grad_votes(v, parents.terms, r, dR, iters)
+    uniform = parents.moments(0) if first == 0 else None
+    return da, *run.grad_votes(v, parents.terms, r, dR, iters, uniform, da)
 
 
 def new_score_sums(run: Backend, v: Votes) -> ScoreSums:

@@ -161,7 +161,18 @@ class Plain:
     def put_term(self, terms: Tensor, k: int, x: Tensor, iters: int) -> None:
         terms[k] = x
 
-    def grad_votes(self, v: Votes, terms: Tensor, r: Tensor, dz: Tensor, iters: int) -> tuple[Tensor, Tensor]:
+    def grad_votes(
+        self,
+        v: Votes,
+        terms: Tensor,
+        r: Tensor,
+        dz: Tensor,
+        iters: int,
+        uniform: tuple[Tensor, MomentGrads] | None,
+        da: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        if uniform is not None:
+            self.grad_responsibilities(v, *uniform, None, self.new_slots(v, 1)[0], torch.empty_like(da), da, add=True)
         V, E, C = all_votes(v), terms[:-1:2], terms[1:-1:2]
         X = V + terms[-1][:, None]
         weights = [*(all_shares(v, r[t - 1] if t else None) for t in range(iters)), *dz[: iters - 1]]

@@ -131,9 +131,19 @@ class Cpu:
     def put_term(self, terms: Tensor, k: int, x: Tensor, iters: int) -> None:
         terms[k] = x
 
-    def grad_votes(self, v: Votes, terms: Tensor, r: Tensor, dz: Tensor, iters: int) -> tuple[Tensor, Tensor]:
+    def grad_votes(
+        self,
+        v: Votes,
+        terms: Tensor,
+        r: Tensor,
+        dz: Tensor,
+        iters: int,
+        uniform: tuple[Tensor, MomentGrads] | None,
+        da: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         dpose, dW = v.pose.new_empty(v.pose.shape), v.W.new_empty(v.W.shape)
-        call("grad_votes", v, terms, r, dz, iters, dpose, dW)
+        m, g = uniform or (None, (None, None, None))
+        call("grad_votes", v, terms, r, dz, iters, m, *g, da, dpose, dW)
         return dpose, dW
 
     # --- VB at a parent; the only part of S is S itself ------------------------------------------------------------

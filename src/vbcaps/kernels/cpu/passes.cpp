@@ -352,8 +352,8 @@ void normalise(const Votes& v, float* z) {
 
 // --- backward --------------------------------------------------------------------------------------------------------
 
-// Writes s_c, the sum of r dR over a child's parents, and writes it to da or adds it; r is null for 1/J. GradScores
-// subtracts s_c from dR, as the gradient of the softmax demands.
+// Writes s_c, the sum of r dR over a child's parents, and writes it to da or adds it. GradScores subtracts s_c from dR, as
+// the gradient of the softmax demands.
 void sum_over_parents(const Votes& v, const float* r, const float* dR, float* s_c, float* da, bool add) {
   const Lanes s(v);
   const auto sum_of = [](float x, float y) { return x + y; };
@@ -367,11 +367,10 @@ void sum_over_parents(const Votes& v, const float* r, const float* dR, float* s_
         const Long slot = v.parents[c * v.S + k], at = s.slot(slot / v.I, slot % v.I, 0, b);
         for (Long u = 0; u < s.units; u++) {
           const vec y = load(dR + at + u * WIDTH, u + 1 < s.units ? WIDTH : rest);
-          sum += r ? load(r + at + u * WIDTH) * y : y;
+          sum += load(r + at + u * WIDTH) * y;
         }
       }
       sum = over_types(s, sum, sum_of);
-      if (!r) sum /= fill((float)v.J);
       const Long first = c * v.N + (s.types ? b : b * WIDTH);
       const int live = s.types ? 1 : s.live(0, b);
       store(s_c + first, sum, live);
@@ -458,6 +457,7 @@ struct GradScores {
 
 // Computes dV_ij = sum_k s_k (E_k + C_k (V_ij - m_j)), and from it dM_i = sum_j dV_ij W_ij^T, dW = sum M_i^T dV_ij.
 // s_k is R_ij in moments t = 0 .. T-1, then dz_ij in scores t = 0 .. T-2; m_j is the mean of the last iteration.
+// Votes are made here once more, so this is where da gets what goes back through the first moments, sum_j dR_ij / J.
 //
 // A task is some child types, whose poses and weights no other type uses, and a chunk of images. Each chunk has its own
 // sum of dW, and these are added at the end; the number of images alone decides the number of chunks.
@@ -469,6 +469,12 @@ struct GradVotes {
   const float* terms;  // poses E_0, C_0, E_1, ..., m, each l j n
   const float *r, *dz;
   Long T;
+  const float *first_m, *gb, *gS, *gr;  // of the first moments; null if they are constants
+  float* da;
+
+  // Of a unit: the terms; the last mean less the first, gb, gS and gr.
+  Long of_first() const { return (4 * T - 1) * POSE; }
+  Long per_unit() const { return of_first() + 3 * POSE + WIDTH; }
 
   static constexpr Long POSE_SUMS = TYPES ? D : POSE;    // of a child's dM: numbers, or vectors
   static constexpr Long WEIGHT_SUMS = TYPES ? POSE : D;  // of a row's and unit's dW
@@ -484,18 +490,27 @@ struct GradVotes {
   // Computes d = dV_ij for n slots; number k of slot c, s_k, lies in share + (k n + c) WIDTH.
   template <int n>
   INLINE void grad_votes(const Slot* slots, const float* of_unit, const float* share, const float* P, const float* W,
-                         float* d) const {
+                         float* d, float* dR) const {
     const Coordinates at(v.coordinates);
+    const float *const shift = of_unit + of_first(), *const gb_j = shift + POSE, *const gS_j = gb_j + POSE;
     const float* const mean = of_unit + 2 * (2 * T - 1) * POSE;
     _Pragma("GCC unroll 1") for (int c = 0; c < n; c++) {
       const KeptWeights<TYPES> kept(W + slots[c].g * weights.slot);
+      vec of_first[4] = {gr ? load(gS_j + POSE) : vec{}};
       UNROLLED for (int p = 0; p < 4; p++) {
         vec x[4];
         UNROLLED for (int r = 0; r < 4; r++) x[r] = -load(mean + p * ROWS + r * WIDTH);
         if (p < 2) x[3] += at.at(slots[c].i, p);
         kept.add_row(x, P + c * POSE_OF_CHILD<TYPES>, p);
         UNROLLED for (int r = 0; r < 4; r++) store(d + c * POSE + p * ROWS + r * WIDTH, x[r]);
+        if (gr)
+          UNROLLED for (int r = 0; r < 4; r++) {
+            const int k = p * ROWS + r * WIDTH;
+            const vec y = x[r] + load(shift + k);
+            of_first[r] += y * (load(gb_j + k) + load(gS_j + k) * y);
+          }
       }
+      if (gr) store(dR + c * WIDTH, load(dR + c * WIDTH) + (of_first[0] + of_first[1]) + (of_first[2] + of_first[3]));
     }
     for (int p = 0; p < 4; p++) {
       vec E[n][4] = {}, C[n][4] = {};
@@ -563,7 +578,7 @@ struct GradVotes {
   // Processes n slots of field l, unit u and block b.
   template <int n>
   INLINE void run(const Slot* slots, Long l, Long u, Long b, const float* of_unit, const float* P, const float* a,
-                  float* dP, float* dW, float* share) const {
+                  float* dP, float* dR, float* dW, float* share) const {
     const Long all = s.slots();
     alignas(64) float d[n * POSE];
     UNROLLED for (int c = 0; c < n; c++) {
@@ -578,7 +593,7 @@ struct GradVotes {
       }
     }
     const float* const W = weights.W + u * weights.unit;
-    grad_votes<n>(slots, of_unit, share, P, W, d);
+    grad_votes<n>(slots, of_unit, share, P, W, d, dR);
     for (int c = 0; c < n; c++) {
       const float *const d_c = d + c * POSE, *const P_c = P + c * POSE_OF_CHILD<TYPES>;
       const float* const W_c = W + slots[c].g * weights.slot;
@@ -593,17 +608,18 @@ struct GradVotes {
 
   // Processes all slots of a task in field l and block b.
   void over_slots(const Slot* slots, Long n, Long rows, Long l, Long b, const float* of_units, const float* P,
-                  const float* a, float* dP, float* dW, float* share) const {
+                  const float* a, float* dP, float* dR, float* dW, float* share) const {
     constexpr Long pose = POSE_OF_CHILD<TYPES>;
     for (Long e0 = 0; e0 < n; e0 += GRAD_TILE)
       for (Long u = 0; u < s.units; u++) {
-        const float* const of_unit = of_units + u * (4 * T - 1) * POSE;
+        const float* const of_unit = of_units + u * per_unit();
         float* const dW_u = dW + u * rows * WEIGHT_SUMS;
         const Long e1 = least(e0 + GRAD_TILE, n);
         Long e = e0;
         for (; e + 2 <= e1; e += 2)
-          run<2>(slots + e, l, u, b, of_unit, P + e * pose, a + e * WIDTH, dP + e * POSE_SUMS, dW_u, share);
-        if (e < e1) run<1>(slots + e, l, u, b, of_unit, P + e * pose, a + e * WIDTH, dP + e * POSE_SUMS, dW_u, share);
+          run<2>(slots + e, l, u, b, of_unit, P + e * pose, a + e * WIDTH, dP + e * POSE_SUMS, dR + e * WIDTH, dW_u, share);
+        if (e < e1)
+          run<1>(slots + e, l, u, b, of_unit, P + e * pose, a + e * WIDTH, dP + e * POSE_SUMS, dR + e * WIDTH, dW_u, share);
       }
   }
 
@@ -614,6 +630,29 @@ struct GradVotes {
         y[b] += dP[d];
       else
         store(y + b * WIDTH, load(y + b * WIDTH, s.live(0, b)) + load(dP + d * WIDTH), s.live(0, b));
+    }
+  }
+
+  void add_to_activation(const float* dR, Long c, Long b) const {
+    float* const y = da + c * v.N + (TYPES ? b : b * WIDTH);
+    const vec sum = over_types(s, load(dR), [](float x, float y) { return x + y; }) * fill(1.0f / (float)v.J);
+    const int live = TYPES ? 1 : s.live(0, b);
+    store(y, load(y, live) + sum, live);
+  }
+
+  // Gathers what the votes of field l and block b need of their parents.
+  void gather_parents(float* of_units, Long l, Long b) const {
+    const Long of_all = v.L * v.J * D * v.N;
+    for (Long u = 0; u < s.units; u++, of_units += per_unit()) {
+      for (Long k = 0; k < 4 * T - 1; k++) s.poses(of_units + k * POSE, terms + k * of_all, l, u, b);
+      if (!gr) continue;
+      float* const shift = of_units + of_first();
+      s.poses(shift, first_m, l, u, b, -1.0f);
+      for (int d = 0; d < D; d++)
+        store(shift + d * WIDTH, load(shift + d * WIDTH) + load(shift - POSE + d * WIDTH));
+      s.poses(shift + POSE, gb, l, u, b);
+      s.poses(shift + 2 * POSE, gS, l, u, b);
+      store(shift + 3 * POSE, s.number(gr, l, u, b));
     }
   }
 
@@ -630,7 +669,7 @@ struct GradVotes {
     constexpr Long pose = POSE_OF_CHILD<TYPES>;
     const Long groups = parts(s.blocks, TYPES ? WIDTH : 1), size = TYPES ? WIDTH : 1;
     const Long per_chunk = parts(groups, least(groups, 8)) * size, chunks = parts(s.blocks, per_chunk);
-    const Long numbers = v.G * v.J * D, of_all = v.L * v.J * D * v.N;
+    const Long numbers = v.G * v.J * D;
     const int threads = threads_for(v.threads, 4 * v.L * v.I * s.units * s.blocks);
     const bool apart = v.G % v.types == 0;  // each type has its own rows of W
     // Enough tasks for the threads, whose sums for W, and W, fit into the second-level cache.
@@ -642,12 +681,12 @@ struct GradVotes {
     if (!sums) std::abort();
 #pragma omp parallel num_threads(threads)
     {
-      const Long kept = s.units * most_rows * WEIGHT_SUMS, of_terms = s.units * (4 * T - 1) * POSE;
+      const Long kept = s.units * most_rows * WEIGHT_SUMS, of_parents = s.units * per_unit();
       const Long shared = 2 * (2 * T - 1) * WIDTH;
-      scratch.reserve((size_t)(most_slots * (pose + POSE_SUMS + WIDTH + 8) + kept + of_terms + shared), 7);
+      scratch.reserve((size_t)(most_slots * (pose + POSE_SUMS + 2 * WIDTH + 8) + kept + of_parents + shared), 8);
       float *const P = scratch.take(most_slots * pose), *const dP = scratch.take(most_slots * POSE_SUMS);
-      float *const a = scratch.take(most_slots * WIDTH), *const dW_kept = scratch.take(kept);
-      float *const of_units = scratch.take(of_terms), *const share = scratch.take(shared);
+      float *const a = scratch.take(most_slots * WIDTH), *const dR = scratch.take(most_slots * WIDTH);
+      float *const dW_kept = scratch.take(kept), *const of_units = scratch.take(of_parents), *const share = scratch.take(shared);
       Slot* const slots = reinterpret_cast<Slot*>(scratch.take(8 * most_slots));
 #pragma omp for schedule(dynamic)
       for (Long task = 0; task < chunks * shares; task++) {
@@ -671,11 +710,14 @@ struct GradVotes {
             for (Long e = 0; e < n; e++)
               gather<TYPES>(v, s, v.child[l * v.I + slots[e].i], b, P + e * pose, a + e * WIDTH);
             std::memset(dP, 0, (size_t)(n * POSE_SUMS) * 4);
-            for (Long u = 0; u < s.units; u++)
-              for (Long k = 0; k < 4 * T - 1; k++)
-                s.poses(of_units + (u * (4 * T - 1) + k) * POSE, terms + k * of_all, l, u, b);
-            over_slots(slots, n, rows, l, b, of_units, P, a, dP, dW_kept, share);
-            for (Long e = 0; e < n; e++) add_to_pose(dpose, dP + e * POSE_SUMS, v.child[l * v.I + slots[e].i], b);
+            std::memset(dR, 0, (size_t)(n * WIDTH) * 4);
+            gather_parents(of_units, l, b);
+            over_slots(slots, n, rows, l, b, of_units, P, a, dP, dR, dW_kept, share);
+            for (Long e = 0; e < n; e++) {
+              const Long c = v.child[l * v.I + slots[e].i];
+              add_to_pose(dpose, dP + e * POSE_SUMS, c, b);
+              if (gr) add_to_activation(dR + e * WIDTH, c, b);
+            }
           }
         for (Long e = 0; e < n; e++)
           for (Long u = 0; u < s.units; u++)
@@ -745,13 +787,14 @@ void grad_scores(const Votes* v, const float* m, const float* r, const float* s,
   run_pass<GradScores>(*v, m, r, s, dR, U0, U1, U2);
 }
 
-void grad_votes(const Votes* v, const float* terms, const float* r, const float* dz, Long T, float* dpose, float* dW) {
+void grad_votes(const Votes* v, const float* terms, const float* r, const float* dz, Long T, const float* first_m,
+                const float* gb, const float* gS, const float* gr, float* da, float* dpose, float* dW) {
   const Lanes s(*v);
   const Weights weights(*v, s);
   if (s.types)
-    GradVotes<true>{*v, s, weights, terms, r, dz, T}.all(dpose, dW);
+    GradVotes<true>{*v, s, weights, terms, r, dz, T, first_m, gb, gS, gr, da}.all(dpose, dW);
   else
-    GradVotes<false>{*v, s, weights, terms, r, dz, T}.all(dpose, dW);
+    GradVotes<false>{*v, s, weights, terms, r, dz, T, first_m, gb, gS, gr, da}.all(dpose, dW);
 }
 
 }  // extern "C"

@@ -13,7 +13,7 @@ INLINE double log_of(double x) {
   int64_t i;
   std::memcpy(&i, &x, 8);
   const int64_t e = (i - 0x3fe6a09e667f3bcdLL) >> 52;  // so that the mantissa lies in [sqrt(1/2), sqrt(2))
-  i -= e << 52;
+  i -= (int64_t)((uint64_t)e << 52);  // of a NaN, e may be negative
   double y;
   std::memcpy(&y, &i, 8);
   const double s = (y - 1) / (y + 1), u = s * s;

@@ -210,9 +210,21 @@ class Triton:
         x = F.pad(x, (0, 0, 0, 0, 0, 8 * blocks - N, 0, 4 * groups - J))
         terms[:, :, :, :, k].copy_(x.view(L, groups, 4, blocks, 8, 4, 4).permute(0, 1, 3, 6, 4, 2, 5))
 
-    def grad_votes(self, v: Votes, terms: Tensor, r: Tensor, dz: Tensor, iters: int) -> tuple[Tensor, Tensor]:
+    def grad_votes(
+        self,
+        v: Votes,
+        terms: Tensor,
+        r: Tensor,
+        dz: Tensor,
+        iters: int,
+        uniform: tuple[Tensor, MomentGrads] | None,
+        da: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         C, N, L, I, J = v.sizes
-        G, slots = len(v.W), dz[0].numel()
+        room = self.new_slots(v, 1)[0]
+        if uniform is not None:
+            self.grad_responsibilities(v, *uniform, None, room, torch.empty_like(da), da, add=True)
+        G, slots = len(v.W), room.numel()
         dpose = torch.empty_like(v.pose)
         warps = math.gcd(4, fours(v.types, v.types))
         options = dict(T=iters, WARPS=warps, num_warps=warps, **_weights(v))
