@@ -346,3 +346,9 @@ def test_the_parts_of_a_step_are_in_the_row(monkeypatch, run):
     assert float(row["step"]) > 0
     assert cpu_parts.part_of("GeneratedBackwardFor_vbcaps_vb_route_defaultBackward") == "routing backward"
     assert cpu_parts.part_of("GeneratedBackwardFor_vbcaps_em_route_default") == "routing forward"
+
+
+def test_the_stem_in_bfloat16_beside_float32(run):
+    (row,) = run("stem_bf16", "--rounds", 1, "--batch", 1)
+    assert 0 < float(row["error_float32"]) < 1e-4 < float(row["error_bfloat16"]) < 0.1
+    assert float(row["step_bfloat16_ms"]) > float(row["stem_bfloat16_ms"]) > 0
