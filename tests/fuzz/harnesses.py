@@ -1,6 +1,7 @@
 """One harness for every reader: whole files of its format, and the public call that reads them."""
 
 import dataclasses
+import io
 import json
 import os
 import shutil
@@ -100,6 +101,7 @@ def read_to_predict(root: Path, changed: Path) -> object:
 
 
 def make_folder(root: Path) -> None:
+    (root / "secret.png").write_bytes(b"not in the folder of images")
     for part in ("train", "test"):
         for name in ("dark", "light"):
             (root / "photos" / part / name).mkdir(parents=True)
@@ -111,7 +113,20 @@ NAMES = (
     "\x1b[2J", "a\nb", "\u202e", b"\xff\xfe".decode("utf-8", "surrogateescape"), "x" * 250, " ", "..png", "-rf",
     "train", "val", "$\\frac", "[red]", "a.png", "A.PNG", "b.npy", "c.tif", "d.gif", ".hidden", "__MACOSX",
 )  # fmt: skip
-PLACES = (".", "..", "none", "self", "/dev/zero", "/etc/passwd", "/")
+PLACES = (".", "..", "none", "self", "/dev/zero", "/dev/null", "../../../../secret.png", "/")
+
+
+def _write(path: Path, content: bytes, size: int = 0) -> None:
+    """Write a new file; what is there, as a link that leads elsewhere, is an error."""
+    with path.open("xb") as file:
+        file.write(content)
+        file.truncate(max(size, len(content)))
+
+
+def _array(rows: int) -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.zeros((rows, 8)))
+    return file.getvalue()
 
 
 def change_folder(root: Path, random: Random) -> Path:
@@ -121,19 +136,21 @@ def change_folder(root: Path, random: Random) -> Path:
         path, other = random.choice(paths), random.choice(paths)
         name = random.choice(NAMES)
         beside = (path if path.is_dir() else path.parent) / name
+        if path.is_symlink() or other.is_symlink() or os.path.lexists(beside):
+            continue  # nothing is written through a link, which may lead out of the folder
         with suppress(OSError):
             random.choice(
                 [
                     lambda path=path, beside=beside: path.rename(path.with_name(beside.name)),
-                    lambda path=path: shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(),
+                    lambda path=path: shutil.rmtree(path) if path.is_dir() else path.unlink(),
                     lambda beside=beside, other=other: beside.symlink_to(other),
                     lambda beside=beside: beside.symlink_to(random.choice(PLACES)),
                     lambda beside=beside: os.mkfifo(beside),
                     lambda beside=beside: beside.mkdir(),
-                    lambda beside=beside: beside.write_bytes(random.randbytes(random.choice([0, 1, 100]))),
-                    lambda path=path, other=other: shutil.copy(path, other),
-                    lambda beside=beside: os.truncate(os.open(beside, os.O_CREAT | os.O_WRONLY), 1 << 33),
-                    lambda beside=beside: np.save(beside.with_suffix(".npy"), np.zeros((random.choice([0, 1, 8]), 8))),
+                    lambda beside=beside: _write(beside, random.randbytes(random.choice([0, 1, 100]))),
+                    lambda path=path, beside=beside: _write(beside, path.read_bytes() if path.is_file() else b""),
+                    lambda beside=beside: _write(beside, b"", 1 << 25),
+                    lambda beside=beside: _write(beside.with_suffix(".npy"), _array(random.choice([0, 1, 8]))),
                 ]
             )()
     return root / "photos"

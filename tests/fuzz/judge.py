@@ -32,17 +32,13 @@ SPAWNS = (
     "os.forkpty",
     "pty.spawn",
 )
-CHANGES = (
-    "os.remove",
-    "os.rename",
-    "os.mkdir",
-    "os.rmdir",
-    "os.symlink",
-    "os.link",
-    "os.truncate",
-    "os.chmod",
-    "os.chown",
-)
+# Where the audit event has the open folder of its path.
+FOLDERS = {
+    "os.remove": 1, "os.rename": 2, "os.mkdir": 2, "os.rmdir": 1, "os.symlink": 2, "os.link": 2, "os.chmod": 2,
+    "os.chown": 3,
+}  # fmt: skip
+LINKS = ("os.symlink", "os.link")
+NAMES_ONLY = ("os.remove", "os.rename", "os.rmdir", *LINKS)  # of a link, they change the link itself
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
@@ -51,8 +47,16 @@ class Outcome(NamedTuple):
     findings: list[str]
 
 
+class Outside(PermissionError):
+    """Raised where something is about to be changed outside of the folder."""
+
+
 class Watch:
-    """Notes, through Python's audit hooks, what a reader does that no reader of data needs to do."""
+    """Notes, through Python's audit hooks, what a reader does that no reader of data needs to do.
+
+    Nothing is changed outside of the folder: neither by a reader nor by the harness itself, which makes links that lead
+    out of it.
+    """
 
     def __init__(self, folder: Path):
         self.folder, self.on, self.seen = os.path.realpath(folder), False, list[str]()
@@ -60,6 +64,15 @@ class Watch:
         sys.addaudithook(self.hook)
 
     def hook(self, event: str, args: tuple[Any, ...]) -> None:
+        if event == "open" and not isinstance(args[0], int):
+            mode, flags = args[1], args[2]
+            if (isinstance(mode, str) and set(mode) & set("wax+")) or (mode is None and (flags or 0) & WRITING):
+                self.outside(event, args[0])
+        elif event == "os.truncate":
+            self.outside(event, args[0])
+        elif event in FOLDERS:
+            for at in (0, 1) if event == "os.rename" else (1,) if event in LINKS else (0,):
+                self.outside(event, args[at], args[FOLDERS[event] + (at if event == "os.rename" else 0)])
         if not self.on:
             return
         if event in SPAWNS or event.startswith(("socket.", "ftplib.", "urllib.", "smtplib.")):
@@ -70,17 +83,29 @@ class Watch:
             file = getattr(args[0], "co_filename", "?")
             if not file.startswith(("<frozen", *self.sources)) and not _importing():
                 self.seen.append(f"code is executed: {file}")
-        elif event == "open" and not isinstance(args[0], int):
-            mode, flags = args[1], args[2]
-            if (isinstance(mode, str) and set(mode) & set("wax+")) or (mode is None and (flags or 0) & WRITING):
-                self.outside(event, args[0])
-        elif event in CHANGES:
-            self.outside(event, args[1] if event in ("os.rename", "os.link", "os.symlink") else args[0])
 
-    def outside(self, event: str, path: Any) -> None:
-        real = os.path.realpath(os.fsdecode(path)) if isinstance(path, str | bytes | os.PathLike) else str(path)
-        if not (real + "/").startswith(self.folder + "/") and real != "/dev/null":
-            self.seen.append(f"{event} outside of the folder: {real}")
+    def outside(self, event: str, path: Any, folder: int = -1) -> None:
+        """Raise ``Outside`` for a path that leads out of the folder, also by a link.
+
+        Args:
+            event: what is about to be done.
+            path: what it is done to; a number is a file that is open already.
+            folder: the open folder that the path begins in, or -1.
+        """
+        if isinstance(path, int) or path is None:
+            return
+        name = os.fsdecode(path)
+        if folder >= 0:
+            name = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), name)
+        parent = os.path.realpath(os.path.dirname(name) or ".")
+        real = os.path.join(parent, os.path.basename(name)) if event in NAMES_ONLY else os.path.realpath(name)
+        if not (real + "/").startswith(self.folder + "/") and real not in (
+            os.devnull,
+            f"/proc/{os.getpid()}/clear_refs",
+        ):
+            if self.on:
+                self.seen.append(f"{event} outside of the folder: {real}")
+            raise Outside(f"{event}: {real} is outside of {self.folder}")
 
 
 def _importing() -> bool:

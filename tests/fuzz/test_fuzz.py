@@ -39,6 +39,10 @@ folder = Path({folder!r})
 class Run:
     def __reduce__(self): return eval, ("1",)
 def write_outside(): open(folder.parent / "outside", "w")
+def write_by_a_link():
+    os.symlink("..", folder / "up")
+    open(folder / "up" / "outside", "w")
+def remove_outside(): os.remove(folder.parent / "kept")
 def wait(): time.sleep(9)
 def work_long():
     end = time.process_time() + 0.8
@@ -54,8 +58,8 @@ def run(): exec("1")
 def start(): subprocess.run(["true"])
 def unknown(): {{}}["x"]
 def fine(): open(folder / "inside", "w")
-faults = write_outside, work_long, wait, fill, die, nameless, raw, escape, load, run, start, unknown
-for work in (fine, clear, *faults):
+faults = work_long, wait, fill, die, nameless, raw, escape, load, run, start, unknown
+for work in (fine, clear, write_outside, write_by_a_link, remove_outside, *faults):
     watches = []
     def one(seed):
         watches[:] = watches or [judge.Watch(folder)]
@@ -67,15 +71,18 @@ for work in (fine, clear, *faults):
 
 def test_the_judge_finds_every_fault(tmp_path):
     (tmp_path / "in").mkdir()
+    (tmp_path / "kept").touch()
     here = Path(__file__).parent
     code = FAULTS.format(fuzz=str(here), tests=str(here.parent), folder=str(tmp_path / "in"))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "kept"]  # it was kept from it, too
     said = {line.split("|")[0]: line.split("|")[1:] for line in done.stdout.splitlines()}
     assert said.pop("fine") == ["1", "0"]
     assert said.pop("clear") == ["1", "1"]
     expected = dict(
-        write_outside="outside of the folder", work_long="hang", wait="hang", fill="memory: 6", die="crash",
+        write_outside="outside of the folder", write_by_a_link="outside of the folder",
+        remove_outside="outside of the folder", work_long="hang", wait="hang", fill="memory: 6", die="crash",
         nameless="no name of a file", raw="raw words", escape="control characters", load="a pickle loads",
         run="code is executed", start="subprocess.Popen", unknown="unclear error: KeyError",
     )  # fmt: skip
