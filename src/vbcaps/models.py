@@ -50,6 +50,7 @@ class CapsNet(nn.Module):
           posterior with the axes ``n j``.
 
     Example:
+        >>> import torch
         >>> net = CapsNet((64, 16, 16, 16), in_channels=2, num_classes=5, image_size=32)  # the best one for smallNORB
         >>> out = net(torch.randn(8, 2, 32, 32))
         >>> loss = F.cross_entropy(out.logits, torch.randint(5, (8,)))
@@ -119,6 +120,7 @@ class CapsNet(nn.Module):
             x: standardised images ``n in_channels height width``.
 
         Example:
+            >>> import torch
             >>> net = CapsNet((8, 4, 4, 4), num_classes=3).eval()
             >>> trace = net.trace(torch.randn(2, 2, 32, 32))
             >>> for name, layer in trace.layers.items():
@@ -189,6 +191,7 @@ class ConvNet(nn.Module):
         - Output: `Scores`, logits and activations (their sigmoid) ``n num_classes``.
 
     Example:
+        >>> import torch
         >>> net = ConvNet((64, 64, 72, 72), in_channels=1, num_classes=10, image_size=40)
         >>> sum(p.numel() for p in net.parameters())  # about as many as CapsNet((64, 16, 16, 16), 1, 10)
         169082
