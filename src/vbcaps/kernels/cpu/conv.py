@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+HAS_ONEDNN = torch.backends.mkldnn.is_available()  # torch.compile cannot trace this call
+
 
 def convolve(conv: nn.Conv2d, x: Tensor) -> Tensor:
     """Convolve ``n c h w``; where oneDNN computes it, the channels of the result lie together.
@@ -10,7 +12,7 @@ def convolve(conv: nn.Conv2d, x: Tensor) -> Tensor:
     PyTorch itself gives small maps and, to one thread, small batches of 1x1 convolutions to older code, which takes
     twice as long. Without gradients oneDNN is called by its name.
     """
-    if x.device.type != "cpu" or x.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
+    if x.device.type != "cpu" or x.dtype != torch.float32 or not HAS_ONEDNN:
         return conv(x)
     x = x.contiguous(memory_format=torch.channels_last)
     if torch.is_grad_enabled() or not _plain(conv, x) or torch.compiler.is_compiling():
