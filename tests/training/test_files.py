@@ -1,6 +1,7 @@
 """Files that are never half written: on a full disk, in a thread."""
 
 import contextlib
+import os
 import resource
 import threading
 from pathlib import Path
@@ -75,3 +76,10 @@ def test_what_went_wrong_while_writing_is_raised_once(tmp_path):
         writer({tmp_path / "c": b"3"})
     assert list(tmp_path.iterdir()) == []  # nothing after the one that failed
     writer.wait()
+
+
+def test_a_lock_that_a_dying_process_still_holds_is_waited_for(tmp_path):
+    """A subprocess of a run that was killed has the lock, too, until it is gone."""
+    held = files.lock(tmp_path)
+    threading.Timer(0.2, os.close, (held,)).start()
+    os.close(files.lock(tmp_path))

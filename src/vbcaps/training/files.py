@@ -12,6 +12,7 @@ import errno
 import json
 import os
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ except ImportError:  # Windows: folders are not locked there
     fcntl = None  # type: ignore[assignment]
 
 
+PATIENCE = 2.0  # seconds: a run that was killed holds its lock until its last subprocess is gone, too
 BINARY = getattr(os, "O_BINARY", 0)  # Windows
 
 
@@ -178,14 +180,19 @@ def lock(folder: Path) -> int | None:
         held = os.open(folder, os.O_RDONLY)
     except OSError as error:
         raise RunError(f"cannot lock {folder}: {error.strerror}") from error
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(held)
-        raise RunError(f"{folder} is in use by another run: wait for its end, or choose another folder") from None
-    except OSError:  # a file system that has no locks
-        pass
-    return held
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() < until:
+                time.sleep(0.02)
+                continue
+            os.close(held)
+            raise RunError(f"{folder} is in use by another run: wait for its end, or choose another folder") from None
+        except OSError:  # a file system that has no locks
+            pass
+        return held
 
 
 def check_writable(folder: Path, size: int) -> None:
