@@ -10,12 +10,12 @@ def convolve(conv: nn.Conv2d, x: Tensor) -> Tensor:
     """Convolve ``n c h w``; where oneDNN computes it, the channels of the result lie together.
 
     PyTorch itself gives small maps and, to one thread, small batches of 1x1 convolutions to older code, which takes
-    twice as long. Without gradients oneDNN is called by its name.
+    twice as long. Without gradients oneDNN is called by its name. torch.compile chooses a memory order by itself.
     """
-    if x.device.type != "cpu" or x.dtype != torch.float32 or not HAS_ONEDNN:
+    if x.device.type != "cpu" or x.dtype != torch.float32 or not HAS_ONEDNN or torch.compiler.is_compiling():
         return conv(x)
     x = x.contiguous(memory_format=torch.channels_last)
-    if torch.is_grad_enabled() or not _plain(conv, x) or torch.compiler.is_compiling():
+    if torch.is_grad_enabled() or not _plain(conv, x):
         return conv(x)
     assert not isinstance(conv.padding, str)
     return torch.mkldnn_convolution(x, conv.weight, conv.bias, conv.padding, conv.stride, conv.dilation, conv.groups)
