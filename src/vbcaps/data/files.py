@@ -58,6 +58,8 @@ def reading(path: Path | str, hint: str = AGAIN) -> Iterator[None]:
         raise DataError(f"{path}: there is not enough memory to read it") from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error}): {hint}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: damaged or of another kind (a name in it is no text): {hint}") from error
     except Exception as error:  # damage makes libraries fail in dozens of ways, from KeyError to RecursionError
         raise DataError(f"{path}: damaged or of another kind ({error or type(error).__name__}): {hint}") from error
 

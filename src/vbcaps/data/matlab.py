@@ -220,7 +220,7 @@ class _Variable:
             field = names[at : at + size].partition(b"\0")[0].decode("latin-1")
             kind, length, inline = self.tag()
             if kind != MATRIX or inline is not None or length > self.left:
-                raise Damaged(f"the field {field} of {name} is damaged")
+                raise Damaged(f"the field {field!a} of {name} is damaged")
             rest, self.left = self.left - length, length
             flags, sizes, _ = self.head() if length else (0, (0, 0), "")
             self.body(flags, sizes, f"{name}.{field}", () if not length else wanted, found)
