@@ -254,7 +254,7 @@ def assert_operators_pass_opcheck(p, backend, monkeypatch, checks=OPCHECKS):
     monkeypatch.setattr(Op, "__call__", lambda op, inputs: calls.append((op, flatten(inputs))) or call(op, inputs))
     routed(p, backend)
     assert len(calls) == 2
-    for backward, (op, args) in enumerate(calls):
+    for backward, (op, args) in enumerate(tuple(calls)):  # checks may call operators while they trace
         learned = [isinstance(x, Tensor) and x.requires_grad and not backward for x in args]
         assert backward or sum(learned) >= 3
         pairs = zip(args, learned, strict=True)
