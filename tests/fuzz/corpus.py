@@ -151,6 +151,7 @@ def corpus() -> Iterator[tuple[str, str, bytes]]:
             yield reader, name, EPS
         yield reader, "grey.png", png(30_000, 30_000)
         yield reader, "grey.png", png(13_000, 13_000)
+        yield reader, "colour.png", png(10, 30).replace(b"\0\0\0\x11IDAT", b"\xda\x04\x56\xe2IDAT")  # 3.7 GB of pixels
         for count, loop in ((1, True), (10, True), (100_000, False)):
             yield reader, "colour.tif", tiff(count, loop)
         yield reader, "cube.npy", npy(U1 % "7696581394432,", bytes(64))

@@ -4,11 +4,12 @@ Only formats that Pillow and tifffile decode by themselves are opened, whatever 
 Pillow would start another program.
 """
 
+import io
 import mmap
 import stat
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -94,14 +95,26 @@ def check_file(path: Path) -> None:
         raise Damaged(f"it has {about.st_size:,} bytes, more than the {LARGEST:,} of the largest image")
 
 
+class Whole(io.BufferedReader):
+    """A file that reads no more bytes than it has: Python allocates all that a decoder asks for, 4 GiB in a PNG."""
+
+    def __init__(self, path: Path):
+        super().__init__(io.FileIO(path))
+        self.size = path.stat().st_size
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        left = max(self.size - self.tell(), 0)
+        return super().read(left if size is None or size < 0 else min(size, left))
+
+
 @contextmanager
 def opened(path: Path) -> Iterator[Image.Image | None]:
     """Open a picture; None for a TIFF file that is no picture, and that only tifffile reads whole."""
     tiff = path.suffix.lower() in TIFFS
-    with failing(path, "an image"):
+    with failing(path, "an image"), ExitStack() as files:
         check_file(path)
         try:
-            image = Image.open(path, formats=FORMATS)
+            image = Image.open(files.enter_context(Whole(path)), formats=FORMATS)
         except UnidentifiedImageError as error:
             if not tiff:
                 raise Damaged(f"it has none of the formats {', '.join(FORMATS)}") from error
