@@ -125,6 +125,7 @@ def die(folder: Path, every: int = 3) -> dict:
 
 def stop(folder: Path) -> dict:
     """A signal in the middle of the second epoch; then resumed."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
     assert ends(fork(partial(train, folder / "whole"))) == 0
     codes = {}
     for number, times in ((signal.SIGTERM, 1), (signal.SIGINT, 1), (signal.SIGHUP, 1), (signal.SIGINT, 2)):

@@ -115,16 +115,16 @@ def test_numbers_of_classes_and_channels_that_there_cannot_be(source, options, m
 
 
 def test_a_shifted_problem_is_learned_faster_from_trained_weights(source, shifted_data, tmp_path):
-    """In 18 steps, over three seeds: a single one is chance in part."""
-    recipe = tiny.recipe(epochs=3, arch=(8, 4, 4, 4), lr=0.003)
-    losses = {"scratch": 0.0, "tuned": 0.0}
+    """In 12 steps, over three seeds: a single one is chance in part."""
+    recipe = tiny.recipe(epochs=2, arch=(8, 4, 4, 4), lr=0.003)
+    errors = {"scratch": 0.0, "tuned": 0.0}
     for seed in range(3):
         for name, weights in (("scratch", None), ("tuned", source)):
             model = fit(replace(recipe, seed=seed), tmp_path / name / str(seed), device="cpu", weights=weights)
             assert model.classes == ("low", "high", "mid")
-            losses[name] += model.result.loss
+            errors[name] += model.result.test.error
             assert ("began_with" in model.about) == (name == "tuned")
-    assert losses["tuned"] < 0.8 * losses["scratch"]
+    assert errors["tuned"] < 0.5 * errors["scratch"]
 
 
 def test_a_fine_tuning_says_what_it_began_with(source, shifted_data, tmp_path):
