@@ -125,7 +125,8 @@ def die(folder: Path, every: int = 3) -> dict:
 
 def stop(folder: Path) -> dict:
     """A signal in the middle of the second epoch; then resumed."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell ignores for a program in the background
     assert ends(fork(partial(train, folder / "whole"))) == 0
     codes = {}
     for number, times in ((signal.SIGTERM, 1), (signal.SIGINT, 1), (signal.SIGHUP, 1), (signal.SIGINT, 2)):
