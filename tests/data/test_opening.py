@@ -164,7 +164,7 @@ def test_large_images_are_decoded_in_turns(tmp_path, monkeypatch):
     Image.new("L", (side, side), 7).save(path, compress_level=1)
     with pytest.warns(Image.DecompressionBombWarning):
         taken = peak(lambda: read_images([path] * 5, 8, 1))
-    assert side * side < taken < 2.5 * side * side  # the one before may not be freed yet
+    assert side * side < taken < 1.5 * side * side
 
 
 def test_turns():

@@ -18,7 +18,7 @@ from torch import Tensor
 from vbcaps.data.dataset import DataError, Dataset, Split
 from vbcaps.data.errors import written
 from vbcaps.data.groups import groups_of_files
-from vbcaps.data.opening import TURNS, opened
+from vbcaps.data.opening import TURNS, decoding, opened
 from vbcaps.data.pixels import SUFFIXES, Form, Header, decode, fit_picture, form_of, read_header
 from vbcaps.data.splits import held_out, hold_out
 from vbcaps.data.stored import Images, Progress, all_of, entry_of, in_memory, mapped, store, workers
@@ -195,7 +195,7 @@ def read_image(path: Path, size: int, channels: int, frame: int | None = None) -
     """Read an image file as uint8 ``channels size size``, see ``fit_image``."""
     with opened(path) as file:
         if file is not None:
-            with TURNS.take(file.width * file.height):
+            with decoding(file, TURNS):
                 return fit_image(file, size, channels, str(path), frame)
     return torch.from_numpy(decode(path, size, Form(channels, "uint8")))
 

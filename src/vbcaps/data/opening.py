@@ -9,7 +9,7 @@ import mmap
 import stat
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -35,9 +35,9 @@ LARGE = 1 << 26  # pixels of an image that no other process decodes at the same 
 REPAIR = "replace it or take it away"
 SAID = (Damaged, OSError, SyntaxError, Image.DecompressionBombError)  # errors whose words are meant for people
 
-# The pixels of a large image in pieces of this size go back to the system when they are freed. Those of Pillow's own
-# 16 MB stay with the thread that had them, so that all threads together keep what is decoded in turns.
-Image.core.set_block_size(1 << 26)
+# An image's pixels are one block of memory, so that those of a large image go back to the system when they are freed.
+# Of Pillow's own blocks of 16 MB, and of a last, smaller one, the threads that had them would keep some.
+Image.core.set_block_size(1 << 30)
 
 
 class Turns:
@@ -127,6 +127,13 @@ def opened(path: Path) -> Iterator[Image.Image | None]:
                 with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                     check_scans(image, content)
             yield None if tiff and not _is_picture(image) else image
+
+
+@contextmanager
+def decoding(image: Image.Image, turns: Turns) -> Iterator[None]:
+    """Wait for the turn of an image that is open, and free its pixels before the turn of the next begins."""
+    with turns.take(image.width * image.height), closing(image):
+        yield
 
 
 def check_scans(image: Image.Image, content: bytes | mmap.mmap) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from vbcaps.data.errors import DataError
-from vbcaps.data.opening import TIFFS, TURNS, Turns, load_array, opened, opened_tiff
+from vbcaps.data.opening import TIFFS, TURNS, Turns, decoding, load_array, opened, opened_tiff
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".npy", ".pbm", ".pgm", ".png", ".ppm", ".webp"} | TIFFS
 GREY = {"1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N"}
@@ -86,7 +86,7 @@ def decode(path: Path, side: int, form: Form, axes: str = "auto", turns: Turns =
     if path.suffix.lower() != ".npy" and form.dtype == "uint8" and form.channels in PICTURES:
         with opened(path) as image:
             if image is not None:
-                with turns.take(image.width * image.height):
+                with decoding(image, turns):
                     return fit_picture(image, side, form.channels, str(path))
     return fitted(read_planes(path, axes, turns), side, form, str(path))
 
@@ -97,13 +97,16 @@ def read_planes(path: Path, axes: str = "auto", turns: Turns = TURNS) -> np.ndar
         return planes_of(np.array(load_array(path)), axes, str(path))
     with opened(path) as image:
         if image is not None:
-            with turns.take(image.width * image.height):
-                image = _upright(image)
-                grey = image.mode in ("F", "L") or image.mode.startswith("I")
-                return planes_of(np.array(image if grey else image.convert("RGB")), "hwc", str(path))
+            with decoding(image, turns):
+                return planes_of(_values(_upright(image)), "hwc", str(path))
     with opened_tiff(path) as series, turns.take(series.nbytes // 4):
         shape, kind = _without_ones(series)
         return planes_of(series.asarray().reshape(shape), kind or axes, str(path))
+
+
+def _values(image: Image.Image) -> np.ndarray:
+    grey = image.mode in ("F", "L") or image.mode.startswith("I")
+    return np.array(image if grey else image.convert("RGB"))
 
 
 def planes_of(values: np.ndarray, axes: str, name: str) -> np.ndarray:
