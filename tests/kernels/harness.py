@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vbcaps import Capsules, Prior
 from vbcaps.kernels import route
+from vbcaps.kernels.cpu.memory import Memory
 from vbcaps.kernels.ops import Op, flatten
 from vbcaps.routing import DynamicRouting, EMRouting, VBRouting
 from vbcaps.routing.fields import Fields, conv_fields, coordinates
@@ -117,7 +118,7 @@ def poisoned():
         return allocate_nan
 
     with pytest.MonkeyPatch.context() as patch:
-        for owner, name in ((Tensor, "new_empty"), (torch, "empty_like"), (torch, "empty")):
+        for owner, name in ((Tensor, "new_empty"), (torch, "empty_like"), (torch, "empty"), (Memory, "empty")):
             patch.setattr(owner, name, poison(getattr(owner, name)))
         yield allocated
 

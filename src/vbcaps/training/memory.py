@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from vbcaps.kernels.cpu.memory import MEMORY
+
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 MOST = 2**31 - 1
 
@@ -17,8 +19,9 @@ def freed_memory_kept(device: torch.device) -> Iterator[bool]:
     """Let the C library keep freed memory for the next step on a CPU, and give back what is unused at the end.
 
     Each step frees its large tensors, and the system would take the memory back, only to hand it out again page by page
-    in the next step, filled with zeros: an eighth of the time of a small network's step. The most memory that a run
-    needs stays the same. The setting is glibc's, for the whole process, and stays; elsewhere nothing changes.
+    in the next step, filled with zeros. The CPU kernels keep memory of their own (``kernels/cpu/memory.py``); this is
+    for PyTorch's. The most memory that a run needs stays the same. The setting is glibc's, for the whole process, and
+    stays; elsewhere nothing changes.
 
     Yields:
         Whether the C library does so.
@@ -28,6 +31,7 @@ def freed_memory_kept(device: torch.device) -> Iterator[bool]:
     try:
         yield kept
     finally:
+        MEMORY.give_back()
         if libc is not None:
             libc.malloc_trim(0)
 

@@ -24,6 +24,7 @@ from vbcaps.kernels.cpu import library as loader
 from vbcaps.kernels.cpu.calls import call, given
 from vbcaps.kernels.cpu.conv import convolve
 from vbcaps.kernels.cpu.library import library
+from vbcaps.kernels.cpu.memory import MEMORY
 from vbcaps.kernels.cpu.norm import normalise_parents, normalise_primary
 from vbcaps.kernels.norm import plain_batch_norm
 from vbcaps.kernels.plain import Plain
@@ -82,7 +83,7 @@ class Cpu:
 
     def new_poses(self, like: Tensor, *shape: int) -> Tensor:
         *others, N = shape
-        return like.new_empty(*others, 4, 4, N)
+        return MEMORY.empty(like, *others, 4, 4, N)
 
     def as_poses(self, x: Tensor) -> Tensor:
         return x.movedim(-1, -3)
@@ -90,7 +91,7 @@ class Cpu:
     def new_slots(self, v: Votes, T: int) -> Tensor:
         _, _, L, I, _ = v.sizes
         _, units, blocks, width = vectors(v)
-        return v.a.new_empty(T, L, blocks, I, units * width)
+        return MEMORY.empty(v.a, T, L, blocks, I, units * width)
 
     def as_slots(self, x: Tensor, v: Votes) -> Tensor:
         _, N, _, _, J = v.sizes
@@ -141,7 +142,7 @@ class Cpu:
         uniform: tuple[Tensor, MomentGrads] | None,
         da: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        dpose, dW = v.pose.new_empty(v.pose.shape), v.W.new_empty(v.W.shape)
+        dpose, dW = MEMORY.empty(v.pose, *v.pose.shape), v.W.new_empty(v.W.shape)
         m, g = uniform or (None, (None, None, None))
         call("grad_votes", v, terms, r, dz, iters, m, *g, da, dpose, dW)
         return dpose, dW

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vbcaps.kernels.backend import TypeNorm
 from vbcaps.kernels.cpu.calls import call
+from vbcaps.kernels.cpu.memory import MEMORY
 from vbcaps.kernels.norm import take_in
 from vbcaps.kernels.ops import Op
 
@@ -86,7 +87,7 @@ class ParentsBack(NamedTuple):
 def new_made(like: Tensor, positions: tuple[int, ...], J: int, N: int, of_logit: Scheme, of_pose: Scheme) -> Made:
     """Allocate the outputs of a forward operator."""
     logit, a = like.new_empty(*positions, J, N), like.new_empty(*positions, J, N)
-    pose = like.new_empty(*positions, J, 4, 4, N)
+    pose = MEMORY.empty(like, *positions, J, 4, 4, N)
     return Made(logit, a, pose, *(like.new_empty(3, J if scheme.how else 0) for scheme in (of_logit, of_pose)))
 
 
@@ -117,7 +118,7 @@ def run_parents(given: ParentsCall) -> Made:
 def new_primary_back(given: BackCall) -> PrimaryBack:
     a = given.kept.made.a
     *positions, J, N = a.shape
-    return PrimaryBack(a.new_empty(N, *positions, 17 * J), torch.empty_like(a))
+    return PrimaryBack(MEMORY.empty(a, N, *positions, 17 * J), torch.empty_like(a))
 
 
 def run_primary_back(given: BackCall) -> PrimaryBack:
@@ -131,7 +132,8 @@ def run_primary_back(given: BackCall) -> PrimaryBack:
 def new_parents_back(given: BackCall) -> ParentsBack:
     made = given.kept.made
     return ParentsBack(
-        torch.empty_like(made.logit), made.pose.new_empty(0) if given.dpose is None else torch.empty_like(made.pose)
+        torch.empty_like(made.logit),
+        made.pose.new_empty(0) if given.dpose is None else MEMORY.empty(made.pose, *made.pose.shape),
     )
 
 
