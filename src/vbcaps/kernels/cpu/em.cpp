@@ -61,7 +61,7 @@ extern "C" {
 void em_parent(const float* rj, const float* S, const float* beta_a, const float* beta_u, float* lam, float* K_j,
                float* logit, float* var, double inverse_temperature, double min_var, Long L, Long J, Long N,
                Long threads) {
-#pragma omp parallel num_threads(threads_for(threads, L * J * N * 16 / WIDTH))
+#pragma omp parallel num_threads(threads_for(threads, work_of(L * J * N)))
   {
     const Mixture q(N);
 #pragma omp for schedule(static)
@@ -90,7 +90,7 @@ void em_grad_parent(const float* rj, const float* S, const float* m, const float
                     float* glogit, double inverse_temperature, double min_var, Long L, Long J, Long N, Long threads) {
   const Long of_all = L * J * D * N;
   if (dlogit) expect_large(terms, (4 * T - 1) * of_all);
-#pragma omp parallel num_threads(threads_for(threads, L * J * N * 16 / WIDTH))
+#pragma omp parallel num_threads(threads_for(threads, work_of(L * J * N)))
   {
     const Mixture q(N);
     double *const of_logit = q.more[0], *const of_r = q.more[1];

@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <initializer_list>
+#include <utility>
 #if defined(__AVX__)
 #include <immintrin.h>
 #endif
@@ -78,38 +79,47 @@ INLINE void store(float* x, vec v, int live) {
 #endif
 }
 
-// Adds the sums of the WIDTH vectors' numbers to WIDTH numbers: the k-th vector's to the k-th number.
-INLINE void add_sums(float* sums, vec (&x)[WIDTH]) {
+// Returns the lower halves (or the upper ones) of all groups of 2 `size` numbers in a, each before that of the same group
+// in b.
+template <int size, bool upper, size_t... k>
+INLINE vec halves_of(vec a, vec b, std::index_sequence<k...>) {
+#define FROM ((int)(k % size + k / (2 * size) * (2 * size) + (upper ? size : 0) + (k / size % 2 ? WIDTH : 0)))...
 #if defined(__clang__) || __GNUC__ >= 12
-#define HALVES(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+  return __builtin_shufflevector(a, b, FROM);
 #else
   typedef int32_t order __attribute__((vector_size(4 * WIDTH)));
-#define HALVES(a, b, ...) __builtin_shuffle(a, b, order{__VA_ARGS__})
+  return __builtin_shuffle(a, b, order{FROM});
 #endif
-#if defined(__AVX512F__)
-  for (int k = 0; k < 8; k++)
-    x[k] = HALVES(x[k], x[k + 8], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
-           HALVES(x[k], x[k + 8], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-  for (int k = 0; k < 4; k++)
-    x[k] = HALVES(x[k], x[k + 4], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27) +
-           HALVES(x[k], x[k + 4], 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
-  for (int k = 0; k < 2; k++)
-    x[k] = HALVES(x[k], x[k + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
-           HALVES(x[k], x[k + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-  x[0] = HALVES(x[0], x[1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30) +
-         HALVES(x[0], x[1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
-#elif defined(__AVX__)
-  for (int k = 0; k < 4; k++)
-    x[k] = HALVES(x[k], x[k + 4], 0, 1, 2, 3, 8, 9, 10, 11) + HALVES(x[k], x[k + 4], 4, 5, 6, 7, 12, 13, 14, 15);
-  for (int k = 0; k < 2; k++)
-    x[k] = HALVES(x[k], x[k + 2], 0, 1, 8, 9, 4, 5, 12, 13) + HALVES(x[k], x[k + 2], 2, 3, 10, 11, 6, 7, 14, 15);
-  x[0] = HALVES(x[0], x[1], 0, 8, 2, 10, 4, 12, 6, 14) + HALVES(x[0], x[1], 1, 9, 3, 11, 5, 13, 7, 15);
-#else
-  for (int k = 0; k < 2; k++) x[k] = HALVES(x[k], x[k + 2], 0, 1, 4, 5) + HALVES(x[k], x[k + 2], 2, 3, 6, 7);
-  x[0] = HALVES(x[0], x[1], 0, 4, 2, 6) + HALVES(x[0], x[1], 1, 5, 3, 7);
-#endif
-#undef HALVES
+#undef FROM
+}
+
+template <int size, bool upper>
+INLINE vec halves(vec a, vec b) {
+  return halves_of<size, upper>(a, b, std::make_index_sequence<WIDTH>());
+}
+
+template <int size>
+INLINE void add_halves(vec* x) {
+  for (int k = 0; k < size; k++) x[k] = halves<size, false>(x[k], x[k + size]) + halves<size, true>(x[k], x[k + size]);
+  if constexpr (size > 1) add_halves<size / 2>(x);
+}
+
+// Adds the sums of the WIDTH vectors' numbers to WIDTH numbers: the k-th vector's to the k-th number.
+INLINE void add_sums(float* sums, vec (&x)[WIDTH]) {
+  add_halves<WIDTH / 2>(x);
   store(sums, load(sums) + x[0]);
+}
+
+// Exchanges rows and columns of WIDTH vectors: first in groups of 2 `size`.
+template <int size = WIDTH / 2>
+INLINE void transpose(vec (&x)[WIDTH]) {
+  for (int k = 0; k < WIDTH; k++) {
+    if (k & size) continue;
+    const vec lower = halves<size, false>(x[k], x[k + size]), upper = halves<size, true>(x[k], x[k + size]);
+    x[k] = lower;
+    x[k + size] = upper;
+  }
+  if constexpr (size > 1) transpose<size / 2>(x);
 }
 
 // --- functions of numbers and vectors, without branches, so that the compiler vectorises loops over them -------------
@@ -175,6 +185,28 @@ INLINE float log_(float x) {
   return x < INFINITY ? y : x;  // infinity and NaN are returned unchanged
 }
 
+// --- poses -----------------------------------------------------------------------------------------------------------
+
+// Turns `live` poses whose entries lie together, `step` numbers from pose to pose, into D vectors; others become 0.
+INLINE void poses_to_vectors(float* to, const float* from, Long step, int live) {
+  for (int d = 0; d < D; d += WIDTH) {
+    vec x[WIDTH];
+    for (int k = 0; k < WIDTH; k++) x[k] = k < live ? load(from + k * step + d) : vec{};
+    transpose(x);
+    for (int k = 0; k < WIDTH; k++) store(to + (d + k) * WIDTH, x[k]);
+  }
+}
+
+// Turns D vectors into poses, the other way round.
+INLINE void vectors_to_poses(float* to, Long step, const float* from, int live) {
+  for (int d = 0; d < D; d += WIDTH) {
+    vec x[WIDTH];
+    for (int k = 0; k < WIDTH; k++) x[k] = load(from + (d + k) * WIDTH);
+    transpose(x);
+    for (int k = 0; k < live; k++) store(to + k * step + d, x[k]);
+  }
+}
+
 // --- memory ----------------------------------------------------------------------------------------------------------
 
 // Memory that a thread keeps between calls: `take` returns parts of what `reserve` allocated, aligned to cache lines.
@@ -200,7 +232,7 @@ struct Scratch {
   }
 };
 
-inline thread_local Scratch scratch;
+inline thread_local Scratch scratch, weights_scratch;
 
 // The inputs of the votes; cpu/launch.py has the same structure.
 struct Votes {
@@ -253,8 +285,12 @@ struct Lanes {
       return;
     }
     const float* const from = x + (l * J + u * WIDTH) * D * N + b;
-    for (int k = 0; k < WIDTH; k++)
-      for (int d = 0; d < D; d++) to[d * WIDTH + k] = k < n ? from[(k * D + d) * N] * scale : 0.0f;
+    if (N == 1)
+      poses_to_vectors(to, from, D, n);
+    else
+      for (int k = 0; k < WIDTH; k++)
+        for (int d = 0; d < D; d++) to[d * WIDTH + k] = k < n ? from[(k * D + d) * N] : 0.0f;
+    for (int d = 0; d < D; d++) store(to + d * WIDTH, load(to + d * WIDTH) * scale);
   }
 
   void put_poses(float* x, const float* from, Long l, Long u, Long b) const {
@@ -265,6 +301,7 @@ struct Lanes {
       return;
     }
     float* const to = x + (l * J + u * WIDTH) * D * N + b;
+    if (N == 1) return vectors_to_poses(to, D, from, n);
     for (int k = 0; k < n; k++)
       for (int d = 0; d < D; d++) to[(k * D + d) * N] = from[d * WIDTH + k];
   }
@@ -286,6 +323,12 @@ INLINE void over_pose(Long N, Use use) {
 
 // Computes sum_d x_d for each of N images, in float64.
 INLINE void sum_over_pose(double* sums, const float* x, Long N) {
+  if (N == 1) {
+    double part[4] = {};
+    for (int d = 0; d < D; d++) part[d % 4] += x[d];
+    sums[0] = (part[0] + part[1]) + (part[2] + part[3]);
+    return;
+  }
   for (Long n = 0; n < N; n++) sums[n] = 0;
   for (Long d = 0; d < D; d++) {
 #pragma omp simd
@@ -305,4 +348,7 @@ inline void expect_large(float* x, Long floats) {
 }
 
 // Returns how many threads are worth waking for `work` vectors.
-inline int threads_for(Long threads, Long work) { return (int)most(1, least(threads, work / 8192)); }
+inline int threads_for(Long threads, Long work) { return (int)most(1, least(threads, work / 1024)); }
+
+// The work of updating so many parents, in vectors: each takes as long as some votes.
+inline Long work_of(Long parents) { return parents * 64 / WIDTH; }

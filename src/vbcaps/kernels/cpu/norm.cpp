@@ -5,7 +5,6 @@
 // entries of poses, p r n. Sums are made in float64, row by row, and rows are added in their order: so neither the
 // number of threads nor that of vector lanes decides how often a sum is rounded.
 
-#include <type_traits>
 #include <vector>
 
 #include "lanes.h"
@@ -26,14 +25,20 @@ struct Norm {
 struct Scaling {
   float centre = 0, factor = 1, rest = 0;
 
-  INLINE float operator()(float x) const { return (x - centre) * factor + rest; }
+  template <class X>  // float or vec
+  INLINE X operator()(X x) const {
+    return (x - centre) * factor + rest;
+  }
 };
 
 // What it does to the gradient of a type: dy becomes factor * dy - shift - slope * y.
 struct Back {
   float factor, shift, slope;
 
-  INLINE float operator()(float dy, float y) const { return factor * dy - shift - slope * y; }
+  template <class X>
+  INLINE X operator()(X dy, X y) const {
+    return factor * dy - shift - slope * y;
+  }
 };
 
 struct Sums {
@@ -174,16 +179,6 @@ INLINE void grad_logits(float* d, const float* a, const float* da, const float* 
   for (Long k = 0; k < size; k++) d[k] = (dlogit ? dlogit[k] : 0.0f) + (da ? da[k] * a[k] * (1.0f - a[k]) : 0.0f);
 }
 
-// Calls use(first, count) for all images in groups of IMAGES, whose number is a constant, and a rest.
-constexpr Long IMAGES = 16;
-
-template <class Use>
-INLINE void over_images(Long N, const Use& use) {
-  Long n = 0;
-  for (; n + IMAGES <= N; n += IMAGES) use(n, std::integral_constant<Long, IMAGES>());
-  if (n < N) use(n, N - n);
-}
-
 // The vectors in the capsules of a map.
 INLINE Long work_of(Long P, Long J, Long N) { return P * J * N; }
 
@@ -270,13 +265,18 @@ void norm_primary(const float* x, Long how_z, const float* mean_z, const float* 
   for (Long p = 0; p < P; p++) {
     for (Long j = 0; j < J; j++) {
       const Scaling s = types_m[(size_t)j];
-      over_images(N, [&](Long first, auto count) INLINE_LAMBDA {
-        float y[16 * IMAGES];
-        for (Long n = 0; n < count; n++)
-          for (Long d = 0; d < 16; d++) y[d * IMAGES + n] = s(x[((first + n) * P + p) * F + 16 * j + d]);
-        for (Long d = 0; d < 16; d++)
-          std::memcpy(pose + ((p * J + j) * 16 + d) * N + first, y + d * IMAGES, (size_t)count * 4);
-      });
+      const float* const from = x + p * F + 16 * j;
+      float* const to = pose + (p * J + j) * 16 * N;
+      if (N == 1) {
+        for (int d = 0; d < D; d++) to[d] = s(from[d]);
+        continue;
+      }
+      for (Long n = 0; n < N; n += WIDTH) {
+        const int live = (int)least(WIDTH, N - n);
+        alignas(64) float y[POSE];
+        poses_to_vectors(y, from + n * P * F, P * F, live);
+        for (Long d = 0; d < D; d++) store(to + d * N + n, s(load(y + d * WIDTH)), live);
+      }
     }
     for (Long n = 0; n < N; n++) {
       const float* const row = x + (n * P + p) * F;
@@ -308,15 +308,16 @@ void norm_primary_grad(const float* logit, const float* a, const float* pose, co
   for (Long p = 0; p < P; p++) {
     for (Long j = 0; j < J; j++) {
       const Back back = types_m[(size_t)j];
-      over_images(N, [&](Long first, auto count) INLINE_LAMBDA {
-        float y[16 * IMAGES] = {};
-        for (Long d = 0; d < 16 && dpose; d++)
-          for (Long n = 0; n < count; n++) {
-            const Long at = ((p * J + j) * 16 + d) * N + first + n;
-            y[n * 16 + d] = back(dpose[at], pose[at]);
-          }
-        for (Long n = 0; n < count; n++) std::memcpy(dx + ((first + n) * P + p) * F + 16 * j, y + n * 16, 64);
-      });
+      float* const to = dx + p * F + 16 * j;
+      for (Long n = 0; n < N; n += WIDTH) {
+        const int live = (int)least(WIDTH, N - n);
+        alignas(64) float y[POSE] = {};
+        for (Long d = 0; d < D && dpose; d++) {
+          const Long at = ((p * J + j) * 16 + d) * N + n;
+          store(y + d * WIDTH, back(load(dpose + at, live), load(pose + at, live)));
+        }
+        vectors_to_poses(to + n * P * F, P * F, y, live);
+      }
     }
     for (Long n = 0; n < N; n++) {
       float* const row = dx + (n * P + p) * F;

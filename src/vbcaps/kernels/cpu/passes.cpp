@@ -12,28 +12,22 @@ constexpr int TILE = 16;  // slots whose poses stay in the first-level cache whi
 
 #define UNROLLED _Pragma("GCC unroll 16")
 
-// Weights as `votes_row` reads them: unchanged if vectors are of images, else D vectors for each unit of types.
+// Weights as passes read them: unchanged if vectors are of images, else D vectors for each unit of types.
 struct Weights {
   const float* W;
   Long slot, unit;  // from one to the next
-  float* made = nullptr;
 
   Weights(const Votes& v, const Lanes& s) : W(v.W) {
     unit = s.types ? POSE : D;
     slot = s.units * unit;
     if (!s.types) return;
-    W = made = static_cast<float*>(std::calloc((size_t)(v.G * slot), 4));
-    if (!made) std::abort();
+    weights_scratch.reserve((size_t)(v.G * slot), 1);
+    float* const made = weights_scratch.take(v.G * slot);
     for (Long g = 0; g < v.G; g++)
-      for (Long j = 0; j < v.J; j++) {
-        const float* const from = v.W + (g * v.J + j) * D;
-        float* const to = made + g * slot + j / WIDTH * unit + j % WIDTH;
-        for (int d = 0; d < D; d++) to[d * WIDTH] = from[d];
-      }
+      for (Long u = 0; u < s.units; u++)
+        poses_to_vectors(made + g * slot + u * unit, v.W + (g * v.J + u * WIDTH) * D, D, s.live(u, 0));
+    W = made;
   }
-  ~Weights() { std::free(made); }
-  Weights(const Weights&) = delete;
-  Weights& operator=(const Weights&) = delete;
 };
 
 // Floats of a gathered pose: vectors of images, or numbers of one image.
@@ -58,7 +52,7 @@ INLINE void gather(const Votes& v, const Lanes& s, Long c, Long b, float* P, flo
 // multiplication, and then loads, not multiplications, would be the limit.
 INLINE vec in_register(vec x) {
 #if defined(__AVX512F__)
-  asm volatile("" : "+v"(x));
+  asm("" : "+v"(x));
 #endif
   return x;
 }
@@ -74,7 +68,7 @@ struct KeptWeights {
   // Adds row p of a vote to x.
   INLINE void add_row(vec (&x)[4], const float* P, int p) const {
     UNROLLED for (int q = 0; q < 4; q++) {
-      const vec m = TYPES ? fill(P[4 * p + q]) : load(P + (4 * p + q) * WIDTH);
+      const vec m = in_register(TYPES ? fill(P[4 * p + q]) : load(P + (4 * p + q) * WIDTH));
       UNROLLED for (int r = 0; r < 4; r++) x[r] += m * w[4 * q + r];
     }
   }
@@ -89,25 +83,25 @@ struct Coordinates {
   INLINE float at(Long i, int p) const { return p < 2 ? x[i * step + p] : 0.0f; }
 };
 
-// A field l, a block b of images or one image, and units [u0, u1).
+// A field l, a block b of images or one image, and units [u0, u1); and, in P and a, poses and activations of a tile.
 struct Task {
   Long l, b, u0, u1;
   float *P, *a, *room;
 };
 
-// Runs body(task) for all tasks, with `room` floats of scratch memory and `per_unit` more for each unit.
-template <bool TYPES, class Body>
-void over_fields(const Votes& v, const Lanes& s, Long room, Long per_unit, const Body& body) {
+// Runs a pass over all votes: over a field's slots tile by tile, and for each tile over the units.
+template <class Pass, bool TYPES>
+void over_fields(const Votes& v, const Lanes& s, const Pass& pass) {
   const int threads = threads_for(v.threads, v.L * v.I * s.units * s.blocks);
   const Long shares = threads == 1 ? 1 : most(1, least(s.units, parts(4 * threads, v.L * s.blocks)));
   const Long per = parts(s.units, shares), chunks = parts(s.units, per), tasks = v.L * s.blocks * chunks;
 #pragma omp parallel num_threads(threads)
   {
-    const Long pose = POSE_OF_CHILD<TYPES>;
-    scratch.reserve((size_t)(v.I * (pose + WIDTH) + room + per * per_unit), 3);
+    constexpr Long pose = POSE_OF_CHILD<TYPES>, room = Pass::ROOM, per_unit = Pass::PER_UNIT;
+    scratch.reserve((size_t)(TILE * (pose + WIDTH) + room + per * per_unit), 3);
     Task t;
-    t.P = scratch.take(v.I * pose);
-    t.a = scratch.take(v.I * WIDTH);
+    t.P = scratch.take(TILE * pose);
+    t.a = scratch.take(TILE * WIDTH);
     t.room = scratch.take(room + per * per_unit);
 #pragma omp for schedule(dynamic)
     for (Long task = 0; task < tasks; task++) {
@@ -115,9 +109,15 @@ void over_fields(const Votes& v, const Lanes& s, Long room, Long per_unit, const
       t.b = task / chunks % s.blocks;
       t.u0 = task % chunks * per;
       t.u1 = least(t.u0 + per, s.units);
-      for (Long i = 0; i < v.I; i++)
-        gather<TYPES>(v, s, v.child[t.l * v.I + i], t.b, t.P + i * pose, t.a + i * WIDTH);
-      body(t);
+      const auto of_unit = [&](Long u) { return t.room + room + (u - t.u0) * per_unit; };
+      for (Long u = t.u0; u < t.u1; u++) pass.begin(t, u, of_unit(u));
+      for (Long i0 = 0; i0 < v.I; i0 += TILE) {
+        const Long i1 = least(i0 + TILE, v.I);
+        for (Long i = i0; i < i1; i++)
+          gather<TYPES>(v, s, v.child[t.l * v.I + i], t.b, t.P + (i - i0) * pose, t.a + (i - i0) * WIDTH);
+        for (Long u = t.u0; u < t.u1; u++) pass.run(t, u, of_unit(u), i0, i1);
+      }
+      for (Long u = t.u0; u < t.u1; u++) pass.end(t, u, of_unit(u));
     }
   }
 }
@@ -126,19 +126,22 @@ template <template <bool> class Pass, class... Arguments>
 void run_pass(const Votes& v, Arguments... arguments) {
   const Lanes s(v);
   const Weights weights(v, s);
-  if (s.types) {
-    const Pass<true> pass{v, s, weights, arguments...};
-    over_fields<true>(v, s, pass.ROOM, pass.PER_UNIT, [&](const Task& t) { pass.run(t); });
-  } else {
-    const Pass<false> pass{v, s, weights, arguments...};
-    over_fields<false>(v, s, pass.ROOM, pass.PER_UNIT, [&](const Task& t) { pass.run(t); });
-  }
+  if (s.types)
+    over_fields<Pass<true>, true>(v, s, Pass<true>{v, s, weights, arguments...});
+  else
+    over_fields<Pass<false>, false>(v, s, Pass<false>{v, s, weights, arguments...});
 }
 
-// Runs use(i, g) for the slots [i0, i1) with their rows of weights.
-template <class Use>
-INLINE void over_slots(Long i0, Long i1, Long G, Use use) {
-  for (Long i = i0, g = i0 % G; i < i1; i++, g = g + 1 == G ? 0 : g + 1) use(i, g);
+// Runs use(i, P, W) for the slots [i0, i1) of a tile with their poses and weights, which are G rows `step` apart.
+template <bool TYPES, class Use>
+INLINE void over_slots(Long i0, Long i1, const float* P, Long G, const float* W, Long step, Use use) {
+  const float *const end = W + G * step, *W_i = W + i0 % G * step;
+  for (Long i = i0; i < i1; i++) {
+    use(i, P, W_i);
+    P += POSE_OF_CHILD<TYPES>;
+    W_i += step;
+    if (W_i == end) W_i = W;
+  }
 }
 
 // --- forward ---------------------------------------------------------------------------------------------------------
@@ -149,7 +152,7 @@ INLINE void add_two_rows(vec (&x)[2][4], const float* P, const float* W, int p) 
   const float* const M = P + 4 * p * (TYPES ? 1 : WIDTH);
   UNROLLED for (int q = 0; q < 4; q++) {
     vec m[2];
-    UNROLLED for (int k = 0; k < 2; k++) m[k] = TYPES ? fill(M[4 * k + q]) : load(M + (4 * k + q) * WIDTH);
+    UNROLLED for (int k = 0; k < 2; k++) m[k] = in_register(TYPES ? fill(M[4 * k + q]) : load(M + (4 * k + q) * WIDTH));
     UNROLLED for (int r = 0; r < 4; r++) {
       const vec w = in_register(TYPES ? load(W + (4 * q + r) * WIDTH) : fill(W[4 * q + r]));
       UNROLLED for (int k = 0; k < 2; k++) x[k][r] += m[k] * w;
@@ -179,17 +182,21 @@ struct Moments {
     return load(y);
   }
 
-  void run_tile(const Task& t, Long u, Long i0, Long i1) const {
-    constexpr Long pose = POSE_OF_CHILD<TYPES>;
+  void begin(const Task& t, Long u, float* mean) const {
+    for (int d = 0; d < D; d++) store(mean + d * WIDTH, of_unit(m0 + d, m0_step, u));
+    std::memset(mean + POSE, 0, (POSE + WIDTH) * 4);
+    store(mean + 2 * POSE + WIDTH, of_unit(k0, k0_step, u));
+  }
+
+  void run(const Task& t, Long u, float* mean, Long i0, Long i1) const {
     const Coordinates at(v.coordinates);
     const Long ahead = TILE * s.units * WIDTH;
     float *const share = t.room, *const weight = share + TILE * WIDTH;
-    float* const mean = t.room + ROOM + (u - t.u0) * PER_UNIT;
     float *const scatter = mean + POSE, *const totals = scatter + POSE;
     const vec uniform = fill(1.0f / (float)v.J), tiny = fill(SMALLEST_WEIGHT);
     vec total = load(totals), kappa = load(totals + WIDTH);
     for (Long i = i0; i < i1; i++) {
-      vec R = load(t.a + i * WIDTH);
+      vec R = load(t.a + (i - i0) * WIDTH);
       if (r) {
         const float* const r_i = r + s.slot(t.l, i, u, t.b);
         __builtin_prefetch(r_i + ahead, 0, 2);
@@ -207,16 +214,16 @@ struct Moments {
     store(totals, total);
     store(totals + WIDTH, kappa);
     const float* const W = weights.W + u * weights.unit;
-    for (int p = 0; p < 4; p += 2) {
+    UNROLLED for (int p = 0; p < 4; p += 2) {
       vec mean_p[2][4], scatter_p[2][4];
       UNROLLED for (int k = 0; k < 2; k++)
         UNROLLED for (int r = 0; r < 4; r++) {
           mean_p[k][r] = load(mean + ((p + k) * 4 + r) * WIDTH);
           scatter_p[k][r] = load(scatter + ((p + k) * 4 + r) * WIDTH);
         }
-      over_slots(i0, i1, v.G, [&](Long i, Long g) INLINE_LAMBDA {
+      over_slots<TYPES>(i0, i1, t.P, v.G, W, weights.slot, [&](Long i, const float* P, const float* W_i) INLINE_LAMBDA {
         vec x[2][4] = {{{}, {}, {}, fill(at.at(i, p))}, {{}, {}, {}, fill(at.at(i, p + 1))}};
-        add_two_rows<TYPES>(x, t.P + i * pose, W + g * weights.slot, p);
+        add_two_rows<TYPES>(x, P, W_i, p);
         const vec share_i = load(share + (i - i0) * WIDTH), weight_i = load(weight + (i - i0) * WIDTH);
         UNROLLED for (int k = 0; k < 2; k++)
           UNROLLED for (int r = 0; r < 4; r++) {
@@ -233,21 +240,10 @@ struct Moments {
     }
   }
 
-  void run(const Task& t) const {
-    for (Long u = t.u0; u < t.u1; u++) {
-      float* const mean = t.room + ROOM + (u - t.u0) * PER_UNIT;
-      for (int d = 0; d < D; d++) store(mean + d * WIDTH, of_unit(m0 + d, m0_step, u));
-      std::memset(mean + POSE, 0, (POSE + WIDTH) * 4);
-      store(mean + 2 * POSE + WIDTH, of_unit(k0, k0_step, u));
-    }
-    for (Long i = 0; i < v.I; i += TILE)
-      for (Long u = t.u0; u < t.u1; u++) run_tile(t, u, i, least(i + TILE, v.I));
-    for (Long u = t.u0; u < t.u1; u++) {
-      const float* const mean = t.room + ROOM + (u - t.u0) * PER_UNIT;
-      s.put_number(rj, load(mean + 2 * POSE), t.l, u, t.b);
-      s.put_poses(m, mean, t.l, u, t.b);
-      s.put_poses(S, mean + POSE, t.l, u, t.b);
-    }
+  void end(const Task& t, Long u, const float* mean) const {
+    s.put_number(rj, load(mean + 2 * POSE), t.l, u, t.b);
+    s.put_poses(m, mean, t.l, u, t.b);
+    s.put_poses(S, mean + POSE, t.l, u, t.b);
   }
 };
 
@@ -263,20 +259,26 @@ struct OfVotes {
 
   static constexpr Long ROOM = 0, PER_UNIT = 3 * POSE + WIDTH;
 
-  void run_tile(const Task& t, Long u, Long i0, Long i1) const {
-    constexpr Long pose = POSE_OF_CHILD<TYPES>;
+  void begin(const Task& t, Long u, float* mean) const {
+    s.poses(mean, m, t.l, u, t.b, -1.0f);
+    s.poses(mean + POSE, B, t.l, u, t.b, SCORES ? -0.5f : 1.0f);
+    if (!SCORES) s.poses(mean + 2 * POSE, A, t.l, u, t.b);
+    store(mean + 3 * POSE, s.number(constant, t.l, u, t.b));
+  }
+
+  void run(const Task& t, Long u, const float* mean, Long i0, Long i1) const {
     const Coordinates at(v.coordinates);
-    const float *const mean = t.room + (u - t.u0) * PER_UNIT, *const B_j = mean + POSE, *const A_j = mean + 2 * POSE;
+    const float *const B_j = mean + POSE, *const A_j = mean + 2 * POSE;
     const vec base = load(mean + 3 * POSE);
     const float* const W = weights.W + u * weights.unit;
-    over_slots(i0, i1, v.G, [&](Long i, Long g) INLINE_LAMBDA {
-      const KeptWeights<TYPES> kept(W + g * weights.slot);
+    over_slots<TYPES>(i0, i1, t.P, v.G, W, weights.slot, [&](Long i, const float* P, const float* W_i) INLINE_LAMBDA {
+      const KeptWeights<TYPES> kept(W_i);
       vec total[4] = {};
       UNROLLED for (int p = 0; p < 4; p++) {
         vec x[4];
         UNROLLED for (int r = 0; r < 4; r++) x[r] = load(mean + p * ROWS + r * WIDTH);
         if (p < 2) x[3] += at.at(i, p);
-        kept.add_row(x, t.P + i * pose, p);
+        kept.add_row(x, P, p);
         UNROLLED for (int r = 0; r < 4; r++) {
           const vec B_r = load(B_j + p * ROWS + r * WIDTH);
           total[r] += x[r] * (SCORES ? B_r * x[r] : load(A_j + p * ROWS + r * WIDTH) + B_r * x[r]);
@@ -286,17 +288,7 @@ struct OfVotes {
     });
   }
 
-  void run(const Task& t) const {
-    for (Long u = t.u0; u < t.u1; u++) {
-      float* const of_unit = t.room + (u - t.u0) * PER_UNIT;
-      s.poses(of_unit, m, t.l, u, t.b, -1.0f);
-      s.poses(of_unit + POSE, B, t.l, u, t.b, SCORES ? -0.5f : 1.0f);
-      if (!SCORES) s.poses(of_unit + 2 * POSE, A, t.l, u, t.b);
-      store(of_unit + 3 * POSE, s.number(constant, t.l, u, t.b));
-    }
-    for (Long i = 0; i < v.I; i += TILE)
-      for (Long u = t.u0; u < t.u1; u++) run_tile(t, u, i, least(i + TILE, v.I));
-  }
+  void end(const Task&, Long, const float*) const {}
 };
 
 template <bool TYPES>
@@ -305,19 +297,19 @@ template <bool TYPES>
 using GradResponsibilities = OfVotes<TYPES, false>;
 
 // Combines the numbers of a vector by `both`, in all of them, if they are of types; numbers of images stay apart.
-template <class Both>
+template <int size = WIDTH / 2, class Both>
 INLINE vec over_types(const Lanes& s, vec x, Both both) {
   if (!s.types) return x;
-  float y = x[0];
-  for (int k = 1; k < WIDTH; k++) y = both(y, x[k]);
-  return fill(y);
+  x = both(halves<size, false>(x, x), halves<size, true>(x, x));
+  if constexpr (size > 1) x = over_types<size / 2>(s, x, both);
+  return x;
 }
 
 // Replaces z by r = softmax(z) over all parents of a child.
 void normalise(const Votes& v, float* z) {
   const Lanes s(v);
-  const auto larger = [](auto x, auto y) { return x > y ? x : y; };
-  const auto sum_of = [](float x, float y) { return x + y; };
+  const auto larger = [](vec x, vec y) { return x > y ? x : y; };
+  const auto sum_of = [](vec x, vec y) { return x + y; };
   const int rest = (int)(s.types ? s.J - (s.units - 1) * WIDTH : WIDTH);  // types in the last unit
   const int threads = threads_for(v.threads, v.L * v.I * s.units * s.blocks);
 #pragma omp parallel for schedule(dynamic, 16) collapse(2) num_threads(threads)
@@ -356,7 +348,7 @@ void normalise(const Votes& v, float* z) {
 // the gradient of the softmax demands.
 void sum_over_parents(const Votes& v, const float* r, const float* dR, float* s_c, float* da, bool add) {
   const Lanes s(v);
-  const auto sum_of = [](float x, float y) { return x + y; };
+  const auto sum_of = [](vec x, vec y) { return x + y; };
   const int rest = (int)(s.types ? s.J - (s.units - 1) * WIDTH : WIDTH);
   const int threads = threads_for(v.threads, v.L * v.I * s.units * s.blocks);
 #pragma omp parallel for schedule(dynamic, 16) collapse(2) num_threads(threads)
@@ -389,10 +381,14 @@ struct GradScores {
 
   static constexpr Long ROOM = TILE * WIDTH, PER_UNIT = 3 * POSE + WIDTH;
 
-  void run_tile(const Task& t, Long u, Long i0, Long i1) const {
+  void begin(const Task& t, Long u, float* mean) const {
+    s.poses(mean, m, t.l, u, t.b, -1.0f);
+    std::memset(mean + POSE, 0, (2 * POSE + WIDTH) * 4);
+  }
+
+  void run(const Task& t, Long u, float* mean, Long i0, Long i1) const {
     const int live = s.live(u, t.b);
     const Long ahead = TILE * s.units * WIDTH;
-    float* const mean = t.room + ROOM + (u - t.u0) * PER_UNIT;
     float *const first_U = mean + POSE, *const second_U = mean + 2 * POSE, *const dz = t.room;
     vec total = load(mean + 3 * POSE);
     for (Long i = i0; i < i1; i++) {
@@ -400,7 +396,7 @@ struct GradScores {
       __builtin_prefetch(r + slot + ahead, 0, 2);
       __builtin_prefetch(dR + slot + ahead, 1, 2);
       const vec s_i = TYPES ? fill(sum[c * v.N + t.b]) : load(sum + c * v.N + t.b * WIDTH, live);
-      const vec dz_i = load(t.a + i * WIDTH) * load(r + slot) * (load(dR + slot) - s_i);
+      const vec dz_i = load(t.a + (i - i0) * WIDTH) * load(r + slot) * (load(dR + slot) - s_i);
       store(dR + slot, dz_i);
       store(dz + (i - i0) * WIDTH, dz_i);
       total += dz_i;
@@ -408,20 +404,20 @@ struct GradScores {
     store(mean + 3 * POSE, total);
     const Coordinates at(v.coordinates);
     const float* const W = weights.W + u * weights.unit;
-    for (int p = 0; p < 4; p += 2) {
+    UNROLLED for (int p = 0; p < 4; p += 2) {
       vec first[2][4], second[2][4];
       UNROLLED for (int k = 0; k < 2; k++)
         UNROLLED for (int r = 0; r < 4; r++) {
           first[k][r] = load(first_U + ((p + k) * 4 + r) * WIDTH);
           second[k][r] = load(second_U + ((p + k) * 4 + r) * WIDTH);
         }
-      over_slots(i0, i1, v.G, [&](Long i, Long g) INLINE_LAMBDA {
+      over_slots<TYPES>(i0, i1, t.P, v.G, W, weights.slot, [&](Long i, const float* P, const float* W_i) INLINE_LAMBDA {
         vec x[2][4];
         UNROLLED for (int k = 0; k < 2; k++) {
-          UNROLLED for (int r = 0; r < 4; r++) x[k][r] = -load(mean + ((p + k) * 4 + r) * WIDTH);
+          UNROLLED for (int r = 0; r < 4; r++) x[k][r] = load(mean + ((p + k) * 4 + r) * WIDTH);
           x[k][3] += at.at(i, p + k);
         }
-        add_two_rows<TYPES>(x, t.P + i * POSE_OF_CHILD<TYPES>, W + g * weights.slot, p);
+        add_two_rows<TYPES>(x, P, W_i, p);
         const vec dz_i = load(dz + (i - i0) * WIDTH);
         UNROLLED for (int k = 0; k < 2; k++)
           UNROLLED for (int r = 0; r < 4; r++) {
@@ -438,20 +434,10 @@ struct GradScores {
     }
   }
 
-  void run(const Task& t) const {
-    for (Long u = t.u0; u < t.u1; u++) {
-      float* const mean = t.room + ROOM + (u - t.u0) * PER_UNIT;
-      s.poses(mean, m, t.l, u, t.b);
-      std::memset(mean + POSE, 0, (2 * POSE + WIDTH) * 4);
-    }
-    for (Long i = 0; i < v.I; i += TILE)
-      for (Long u = t.u0; u < t.u1; u++) run_tile(t, u, i, least(i + TILE, v.I));
-    for (Long u = t.u0; u < t.u1; u++) {
-      const float* const mean = t.room + ROOM + (u - t.u0) * PER_UNIT;
-      s.put_number(U0, load(mean + 3 * POSE), t.l, u, t.b);
-      s.put_poses(U1, mean + POSE, t.l, u, t.b);
-      s.put_poses(U2, mean + 2 * POSE, t.l, u, t.b);
-    }
+  void end(const Task& t, Long u, const float* mean) const {
+    s.put_number(U0, load(mean + 3 * POSE), t.l, u, t.b);
+    s.put_poses(U1, mean + POSE, t.l, u, t.b);
+    s.put_poses(U2, mean + 2 * POSE, t.l, u, t.b);
   }
 };
 
@@ -472,7 +458,7 @@ struct GradVotes {
   const float *first_m, *gb, *gS, *gr;  // of the first moments; null if they are constants
   float* da;
 
-  // Of a unit: the terms; the last mean less the first, gb, gS and gr.
+  // Of a unit: the terms, the mean times -1; the last mean less the first, gb, gS and gr.
   Long of_first() const { return (4 * T - 1) * POSE; }
   Long per_unit() const { return of_first() + 3 * POSE + WIDTH; }
 
@@ -499,7 +485,7 @@ struct GradVotes {
       vec of_first[4] = {gr ? load(gS_j + POSE) : vec{}};
       UNROLLED for (int p = 0; p < 4; p++) {
         vec x[4];
-        UNROLLED for (int r = 0; r < 4; r++) x[r] = -load(mean + p * ROWS + r * WIDTH);
+        UNROLLED for (int r = 0; r < 4; r++) x[r] = load(mean + p * ROWS + r * WIDTH);
         if (p < 2) x[3] += at.at(slots[c].i, p);
         kept.add_row(x, P + c * POSE_OF_CHILD<TYPES>, p);
         UNROLLED for (int r = 0; r < 4; r++) store(d + c * POSE + p * ROWS + r * WIDTH, x[r]);
@@ -575,21 +561,22 @@ struct GradVotes {
     for (int d = 0; d < D; d += WIDTH) add_sums(sums + d, reinterpret_cast<vec(&)[WIDTH]>(sum[d]));
   }
 
-  // Processes n slots of field l, unit u and block b.
+  // Processes n slots of field l, unit u and block b; `uniform` is 1/J.
   template <int n>
   INLINE void run(const Slot* slots, Long l, Long u, Long b, const float* of_unit, const float* P, const float* a,
-                  float* dP, float* dR, float* dW, float* share) const {
-    const Long all = s.slots();
+                  float* dP, float* dR, float* dW, float* share, vec uniform) const {
+    const Long all = s.slots(), first = s.slot(l, 0, u, b), step = s.units * WIDTH;
     alignas(64) float d[n * POSE];
     UNROLLED for (int c = 0; c < n; c++) {
       const vec a_i = load(a + c * WIDTH);
-      const Long slot = s.slot(l, slots[c].i, u, b), next = s.slot(l, slots[c].next, u, b);
-      store(share + c * WIDTH, a_i * fill(1.0f / (float)v.J));
-      for (Long t = 0; t < T - 1; t++) {
-        __builtin_prefetch(r + t * all + next);
-        __builtin_prefetch(dz + t * all + next);
-        store(share + ((t + 1) * n + c) * WIDTH, a_i * load(r + t * all + slot));
-        store(share + ((T + t) * n + c) * WIDTH, load(dz + t * all + slot));
+      const float *r_i = r + first + slots[c].i * step, *dz_i = dz + first + slots[c].i * step;
+      const Long ahead = (slots[c].next - slots[c].i) * step;
+      store(share + c * WIDTH, a_i * uniform);
+      for (Long t = 0; t < T - 1; t++, r_i += all, dz_i += all) {
+        __builtin_prefetch(r_i + ahead);
+        __builtin_prefetch(dz_i + ahead);
+        store(share + ((t + 1) * n + c) * WIDTH, a_i * load(r_i));
+        store(share + ((T + t) * n + c) * WIDTH, load(dz_i));
       }
     }
     const float* const W = weights.W + u * weights.unit;
@@ -610,6 +597,7 @@ struct GradVotes {
   void over_slots(const Slot* slots, Long n, Long rows, Long l, Long b, const float* of_units, const float* P,
                   const float* a, float* dP, float* dR, float* dW, float* share) const {
     constexpr Long pose = POSE_OF_CHILD<TYPES>;
+    const vec uniform = fill(1.0f / (float)v.J);
     for (Long e0 = 0; e0 < n; e0 += GRAD_TILE)
       for (Long u = 0; u < s.units; u++) {
         const float* const of_unit = of_units + u * per_unit();
@@ -617,9 +605,9 @@ struct GradVotes {
         const Long e1 = least(e0 + GRAD_TILE, n);
         Long e = e0;
         for (; e + 2 <= e1; e += 2)
-          run<2>(slots + e, l, u, b, of_unit, P + e * pose, a + e * WIDTH, dP + e * POSE_SUMS, dR + e * WIDTH, dW_u, share);
+          run<2>(slots + e, l, u, b, of_unit, P + e * pose, a + e * WIDTH, dP + e * POSE_SUMS, dR + e * WIDTH, dW_u, share, uniform);
         if (e < e1)
-          run<1>(slots + e, l, u, b, of_unit, P + e * pose, a + e * WIDTH, dP + e * POSE_SUMS, dR + e * WIDTH, dW_u, share);
+          run<1>(slots + e, l, u, b, of_unit, P + e * pose, a + e * WIDTH, dP + e * POSE_SUMS, dR + e * WIDTH, dW_u, share, uniform);
       }
   }
 
@@ -635,7 +623,7 @@ struct GradVotes {
 
   void add_to_activation(const float* dR, Long c, Long b) const {
     float* const y = da + c * v.N + (TYPES ? b : b * WIDTH);
-    const vec sum = over_types(s, load(dR), [](float x, float y) { return x + y; }) * fill(1.0f / (float)v.J);
+    const vec sum = over_types(s, load(dR), [](vec x, vec y) { return x + y; }) * fill(1.0f / (float)v.J);
     const int live = TYPES ? 1 : s.live(0, b);
     store(y, load(y, live) + sum, live);
   }
@@ -644,12 +632,13 @@ struct GradVotes {
   void gather_parents(float* of_units, Long l, Long b) const {
     const Long of_all = v.L * v.J * D * v.N;
     for (Long u = 0; u < s.units; u++, of_units += per_unit()) {
-      for (Long k = 0; k < 4 * T - 1; k++) s.poses(of_units + k * POSE, terms + k * of_all, l, u, b);
+      for (Long k = 0; k < 4 * T - 1; k++)
+        s.poses(of_units + k * POSE, terms + k * of_all, l, u, b, k < 4 * T - 2 ? 1.0f : -1.0f);
       if (!gr) continue;
       float* const shift = of_units + of_first();
       s.poses(shift, first_m, l, u, b, -1.0f);
       for (int d = 0; d < D; d++)
-        store(shift + d * WIDTH, load(shift + d * WIDTH) + load(shift - POSE + d * WIDTH));
+        store(shift + d * WIDTH, load(shift + d * WIDTH) - load(shift - POSE + d * WIDTH));
       s.poses(shift + POSE, gb, l, u, b);
       s.poses(shift + 2 * POSE, gS, l, u, b);
       store(shift + 3 * POSE, s.number(gr, l, u, b));

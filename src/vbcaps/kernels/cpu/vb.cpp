@@ -113,7 +113,7 @@ void vb_parent(const float* rj, const float* S, const VBPrior* prior, const floa
                float* lam, float* K_j, float* logit, float* alpha, float* kappa, float* psi, float* nu, float* E_ln_pi,
                float* E_lndet, Long L, Long J, Long N, Long wishart, Long paper, Long threads) {
   const Long size = J * N;
-#pragma omp parallel num_threads(threads_for(threads, L * J * N * 16 / WIDTH))
+#pragma omp parallel num_threads(threads_for(threads, work_of(L * J * N)))
   {
     const Field f(J, N);
     double *const ln_pi = f.more[0], *const of_nu = f.more[1], *const ln_psi = f.more[2];
@@ -170,7 +170,7 @@ void vb_grad_parent(const float* rj, const float* S, const float* m, const float
                     Long N, Long wishart, Long paper, Long threads) {
   const Long size = J * N, of_all = L * J * D * N;
   if (dlogit) expect_large(terms, (4 * T - 1) * of_all);
-#pragma omp parallel num_threads(threads_for(threads, L * J * N * 16 / WIDTH))
+#pragma omp parallel num_threads(threads_for(threads, work_of(L * J * N)))
   {
     const Field f(J, N);
     double *const dE_ln_pi = f.more[0], *const dE_lndet = f.more[1], *const of_nu = f.more[2], *const sums = f.more[3];
