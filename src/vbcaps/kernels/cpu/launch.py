@@ -117,9 +117,7 @@ class Cpu:
         call("scores", v, m, lam, K, r)
 
     def agreements(self, v: Votes, w: Tensor, r: Tensor) -> None:
-        """Compute sum_d w_jd V_ijd as the gradient of R_ij where w is the gradient of sum R V."""
-        nothing = torch.zeros_like(w)
-        call("agreements", v, nothing, w, nothing, nothing, r)
+        call("agreements", v, w, r)
 
     def grad_responsibilities(
         self, v: Votes, m: Tensor, g: MomentGrads, r: Tensor | None, dR: Tensor, s: Tensor, da: Tensor, add: bool

@@ -247,9 +247,12 @@ struct Moments {
   }
 };
 
-// Computes a number per vote from x = V_ij - m_j: the scores K_j - 1/2 sum_d lambda_jd x_d^2, with lambda in B; or
-// dR_ij = gr_j + sum_d x_d (gb_jd + gS_jd x_d), with gb and gS in A and B.
-template <bool TYPES, bool SCORES>
+enum Of { SCORES, AGREEMENTS, RESPONSIBILITIES };
+
+// Computes a number per vote: the score K_j - 1/2 sum_d lambda_jd x_d^2 with x = V_ij - m_j, lambda in B and K_j in
+// constant; the agreement sum_d w_jd V_ijd, w in A; or dR_ij = gr_j + sum_d x_d (gb_jd + gS_jd x_d), with gb in A, gS in B
+// and gr in constant.
+template <bool TYPES, Of OF>
 struct OfVotes {
   const Votes& v;
   const Lanes& s;
@@ -260,28 +263,33 @@ struct OfVotes {
   static constexpr Long ROOM = 0, PER_UNIT = 3 * POSE + WIDTH;
 
   void begin(const Task& t, Long u, float* mean) const {
-    s.poses(mean, m, t.l, u, t.b, -1.0f);
-    s.poses(mean + POSE, B, t.l, u, t.b, SCORES ? -0.5f : 1.0f);
-    if (!SCORES) s.poses(mean + 2 * POSE, A, t.l, u, t.b);
-    store(mean + 3 * POSE, s.number(constant, t.l, u, t.b));
+    if (OF != AGREEMENTS) {
+      s.poses(mean, m, t.l, u, t.b, -1.0f);
+      s.poses(mean + POSE, B, t.l, u, t.b, OF == SCORES ? -0.5f : 1.0f);
+      store(mean + 3 * POSE, s.number(constant, t.l, u, t.b));
+    }
+    if (OF != SCORES) s.poses(mean + 2 * POSE, A, t.l, u, t.b);
   }
 
   void run(const Task& t, Long u, const float* mean, Long i0, Long i1) const {
     const Coordinates at(v.coordinates);
     const float *const B_j = mean + POSE, *const A_j = mean + 2 * POSE;
-    const vec base = load(mean + 3 * POSE);
+    const vec base = OF == AGREEMENTS ? vec{} : load(mean + 3 * POSE);
     const float* const W = weights.W + u * weights.unit;
     over_slots<TYPES>(i0, i1, t.P, v.G, W, weights.slot, [&](Long i, const float* P, const float* W_i) INLINE_LAMBDA {
       const KeptWeights<TYPES> kept(W_i);
       vec total[4] = {};
       UNROLLED for (int p = 0; p < 4; p++) {
-        vec x[4];
-        UNROLLED for (int r = 0; r < 4; r++) x[r] = load(mean + p * ROWS + r * WIDTH);
+        vec x[4] = {};
+        if (OF != AGREEMENTS)
+          UNROLLED for (int r = 0; r < 4; r++) x[r] = load(mean + p * ROWS + r * WIDTH);
         if (p < 2) x[3] += at.at(i, p);
         kept.add_row(x, P, p);
         UNROLLED for (int r = 0; r < 4; r++) {
-          const vec B_r = load(B_j + p * ROWS + r * WIDTH);
-          total[r] += x[r] * (SCORES ? B_r * x[r] : load(A_j + p * ROWS + r * WIDTH) + B_r * x[r]);
+          const Long k = p * ROWS + r * WIDTH;
+          if (OF == SCORES) total[r] += x[r] * (load(B_j + k) * x[r]);
+          if (OF == AGREEMENTS) total[r] += x[r] * load(A_j + k);
+          if (OF == RESPONSIBILITIES) total[r] += x[r] * (load(A_j + k) + load(B_j + k) * x[r]);
         }
       }
       store(out + s.slot(t.l, i, u, t.b), base + ((total[0] + total[1]) + (total[2] + total[3])));
@@ -292,9 +300,11 @@ struct OfVotes {
 };
 
 template <bool TYPES>
-using Scores = OfVotes<TYPES, true>;
+using Scores = OfVotes<TYPES, SCORES>;
 template <bool TYPES>
-using GradResponsibilities = OfVotes<TYPES, false>;
+using Agreements = OfVotes<TYPES, AGREEMENTS>;
+template <bool TYPES>
+using GradResponsibilities = OfVotes<TYPES, RESPONSIBILITIES>;
 
 // Combines the numbers of a vector by `both`, in all of them, if they are of types; numbers of images stay apart.
 template <int size = WIDTH / 2, class Both>
@@ -753,14 +763,14 @@ void moments(const Votes* v, const float* r, const float* k0, Long k0_step, cons
 
 void scores(const Votes* v, const float* m, const float* lam, const float* K_j, float* z) {
   expect_large(z, Lanes(*v).slots());
-  run_pass<Scores>(*v, m, lam, lam, K_j, z);
+  run_pass<Scores>(*v, m, nullptr, lam, K_j, z);
   normalise(*v, z);
 }
 
-// Like `scores`, from the linear sum_d w_jd V_ijd; m, squares and K_j are zeros.
-void agreements(const Votes* v, const float* m, const float* w, const float* squares, const float* K_j, float* z) {
+// Like `scores`, from sum_d w_jd V_ijd.
+void agreements(const Votes* v, const float* w, float* z) {
   expect_large(z, Lanes(*v).slots());
-  run_pass<GradResponsibilities>(*v, m, w, squares, K_j, z);
+  run_pass<Agreements>(*v, nullptr, w, nullptr, nullptr, z);
   normalise(*v, z);
 }
 
