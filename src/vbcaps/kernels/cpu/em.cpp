@@ -89,7 +89,6 @@ void em_grad_parent(const float* rj, const float* S, const float* m, const float
                     const float* U1, const float* U2, float* gb, float* gS, float* gr, float* terms, Long T, Long t,
                     float* glogit, double inverse_temperature, double min_var, Long L, Long J, Long N, Long threads) {
   const Long of_all = L * J * D * N;
-  if (dlogit) expect_large(terms, (4 * T - 1) * of_all);
 #pragma omp parallel num_threads(threads_for(threads, work_of(L * J * N)))
   {
     const Mixture q(N);

@@ -15,12 +15,10 @@
 #if defined(__AVX__)
 #include <immintrin.h>
 #endif
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 #define INLINE inline __attribute__((always_inline))
 #define INLINE_LAMBDA __attribute__((always_inline))
+#define UNROLLED _Pragma("GCC unroll 16")
 
 using Long = int64_t;
 
@@ -187,6 +185,14 @@ INLINE float log_(float x) {
 
 // --- poses -----------------------------------------------------------------------------------------------------------
 
+// Loads D rows that lie `step` numbers apart, of which `live` exist in memory, as vectors times `scale`.
+INLINE void load_rows(float* to, const float* from, Long step, int live, float scale = 1.0f) {
+  if (live == WIDTH)
+    UNROLLED for (int d = 0; d < D; d++) store(to + d * WIDTH, load(from + d * step) * scale);
+  else
+    for (int d = 0; d < D; d++) store(to + d * WIDTH, load(from + d * step, live) * scale);
+}
+
 // Turns `live` poses whose entries lie together, `step` numbers from pose to pose, into D vectors; others become 0.
 INLINE void poses_to_vectors(float* to, const float* from, Long step, int live) {
   for (int d = 0; d < D; d += WIDTH) {
@@ -280,9 +286,7 @@ struct Lanes {
   void poses(float* to, const float* x, Long l, Long u, Long b, float scale = 1.0f) const {
     const int n = live(u, b);
     if (!types) {
-      const float* const from = x + (l * J + u) * D * N + b * WIDTH;
-      for (int d = 0; d < D; d++) store(to + d * WIDTH, load(from + d * N, n) * scale);
-      return;
+      return load_rows(to, x + (l * J + u) * D * N + b * WIDTH, N, n, scale);
     }
     const float* const from = x + (l * J + u * WIDTH) * D * N + b;
     if (N == 1)
@@ -297,7 +301,10 @@ struct Lanes {
     const int n = live(u, b);
     if (!types) {
       float* const to = x + (l * J + u) * D * N + b * WIDTH;
-      for (int d = 0; d < D; d++) store(to + d * N, load(from + d * WIDTH), n);
+      if (n == WIDTH)
+        UNROLLED for (int d = 0; d < D; d++) store(to + d * N, load(from + d * WIDTH));
+      else
+        for (int d = 0; d < D; d++) store(to + d * N, load(from + d * WIDTH), n);
       return;
     }
     float* const to = x + (l * J + u * WIDTH) * D * N + b;
@@ -334,17 +341,6 @@ INLINE void sum_over_pose(double* sums, const float* x, Long N) {
 #pragma omp simd
     for (Long n = 0; n < N; n++) sums[n] += x[d * N + n];
   }
-}
-
-// Asks the system to back large new memory, which nothing has touched yet, with huge pages.
-inline void expect_large(float* x, Long floats) {
-#if defined(MADV_HUGEPAGE)
-  constexpr uintptr_t PAGE = 1 << 21;
-  const uintptr_t from = ((uintptr_t)x + PAGE - 1) / PAGE * PAGE, to = (uintptr_t)(x + floats) / PAGE * PAGE;
-  if (from < to) madvise((void*)from, to - from, MADV_HUGEPAGE);
-#else
-  (void)x, (void)floats;
-#endif
 }
 
 // Returns how many threads are worth waking for `work` vectors.

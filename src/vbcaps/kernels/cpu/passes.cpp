@@ -10,8 +10,6 @@ namespace {
 
 constexpr int TILE = 16;  // slots whose poses stay in the first-level cache while all types use them
 
-#define UNROLLED _Pragma("GCC unroll 16")
-
 // Weights as passes read them: unchanged if vectors are of images, else D vectors for each unit of types.
 struct Weights {
   const float* W;
@@ -44,7 +42,7 @@ INLINE void gather(const Votes& v, const Lanes& s, Long c, Long b, float* P, flo
     return;
   }
   const int live = s.live(0, b);
-  for (int d = 0; d < D; d++) store(P + d * WIDTH, load(pose + d * v.N + b * WIDTH, live));
+  load_rows(P, pose + b * WIDTH, v.N, live);
   store(a, load(v.a + c * v.N + b * WIDTH, live));
 }
 
@@ -672,7 +670,7 @@ struct GradVotes {
     const int threads = threads_for(v.threads, 4 * v.L * v.I * s.units * s.blocks);
     const bool apart = v.G % v.types == 0;  // each type has its own rows of W
     // Enough tasks for the threads, whose sums for W, and W, fit into the second-level cache.
-    const Long for_threads = threads == 1 ? 1 : parts(2 * threads, chunks), for_cache = parts(2 * numbers * 4, 1 << 19);
+    const Long for_threads = threads == 1 ? 1 : parts(threads, chunks), for_cache = parts(2 * numbers * 4, 1 << 19);
     const Long width = apart ? parts(v.types, least(v.types, most(for_threads, for_cache))) : v.types;
     const Long shares = parts(v.types, width);
     const Long most_slots = v.I / v.types * width, most_rows = apart ? v.G / v.types * width : v.G;
@@ -762,21 +760,18 @@ void moments(const Votes* v, const float* r, const float* k0, Long k0_step, cons
 }
 
 void scores(const Votes* v, const float* m, const float* lam, const float* K_j, float* z) {
-  expect_large(z, Lanes(*v).slots());
   run_pass<Scores>(*v, m, nullptr, lam, K_j, z);
   normalise(*v, z);
 }
 
 // Like `scores`, from sum_d w_jd V_ijd.
 void agreements(const Votes* v, const float* w, float* z) {
-  expect_large(z, Lanes(*v).slots());
   run_pass<Agreements>(*v, nullptr, w, nullptr, nullptr, z);
   normalise(*v, z);
 }
 
 void grad_responsibilities(const Votes* v, const float* m, const float* gb, const float* gS, const float* gr,
                            const float* r, float* dR, float* s, float* da, Long add) {
-  expect_large(dR, Lanes(*v).slots());
   run_pass<GradResponsibilities>(*v, m, gb, gS, gr, dR);
   sum_over_parents(*v, r, dR, s, da, add);
 }

@@ -169,7 +169,6 @@ void vb_grad_parent(const float* rj, const float* S, const float* m, const float
                     float* gr, float* terms, Long T, Long t, float* galpha, float* gkappa, float* gnu, Long L, Long J,
                     Long N, Long wishart, Long paper, Long threads) {
   const Long size = J * N, of_all = L * J * D * N;
-  if (dlogit) expect_large(terms, (4 * T - 1) * of_all);
 #pragma omp parallel num_threads(threads_for(threads, work_of(L * J * N)))
   {
     const Field f(J, N);
