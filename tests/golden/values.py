@@ -2,7 +2,8 @@
 
     python tests/golden/values.py        write them to values.safetensors beside this file
 
-They were recorded when the C++ kernels began to sum moments vote by vote, which changed their last digits.
+They were recorded when the C++ kernels began to sum over types in halves of a vector, and to go back through the first
+iteration around the last mean. Both changed their last digits.
 Rounding differs between processors and compilers, so the file says what it was recorded with (``machine``).
 """
 

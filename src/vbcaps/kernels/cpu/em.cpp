@@ -11,16 +11,15 @@ constexpr double LN2PI = 1.8378770664093453;
 // The Gaussians of the parents of one type at one position, for N images.
 struct Mixture {
   double *r, *inv_r, *ln_var, *cost, *logit, *more[3];  // n; cost: per r_j
-  float *scale, *spread, *var, *numbers;                // n, d n, d n, 2 n
+  float *scale, *numbers, *spread, *var, *poses[4];     // n, 3 n, d n, d n, d n
 
   explicit Mixture(Long N) {
-    scratch.reserve((size_t)(8 * 2 * N + 2 * D * N + 3 * N), 12);
+    scratch.reserve((size_t)(8 * 2 * N + 6 * D * N + 4 * N), 16);
     for (double** x : {&r, &inv_r, &ln_var, &cost, &logit, more, more + 1, more + 2})
       *x = reinterpret_cast<double*>(scratch.take(2 * N));
     scale = scratch.take(N);
-    spread = scratch.take(D * N);
-    var = scratch.take(D * N);
-    numbers = scratch.take(2 * N);
+    numbers = scratch.take(3 * N);
+    for (float** x : {&spread, &var, poses, poses + 1, poses + 2, poses + 3}) *x = scratch.take(D * N);
   }
 
   // Computes the Gaussians of type j from r_j and S_j; `spread` serves as room before it holds S_j / r_j.
@@ -88,7 +87,7 @@ void em_grad_parent(const float* rj, const float* S, const float* m, const float
                     const float* beta_u, const float* dlogit, const float* dm, const float* dvar, const float* U0,
                     const float* U1, const float* U2, float* gb, float* gS, float* gr, float* terms, Long T, Long t,
                     float* glogit, double inverse_temperature, double min_var, Long L, Long J, Long N, Long threads) {
-  const Long of_all = L * J * D * N;
+  const Terms of_votes(terms, T, Lanes(L, 0, J, N));
 #pragma omp parallel num_threads(threads_for(threads, work_of(L * J * N)))
   {
     const Mixture q(N);
@@ -96,7 +95,7 @@ void em_grad_parent(const float* rj, const float* S, const float* m, const float
     float *const inv_r = q.scale, *const dln_var = q.numbers, *const var = q.var, *const spread = q.spread;
 #pragma omp for schedule(static)
     for (Long parent = 0; parent < L * J; parent++) {
-      const Long j = parent % J, first = parent * N, at = parent * D * N;
+      const Long l = parent / J, j = parent % J, first = parent * N, at = parent * D * N;
       q.update(rj + first, S + at, beta_a[j], beta_u[j], N, inverse_temperature, min_var);
       for (Long n = 0; n < N; n++) {
         const Long k = first + n;
@@ -104,7 +103,6 @@ void em_grad_parent(const float* rj, const float* S, const float* m, const float
         dln_var[n] = (float)(-0.5 * (q.r[n] * of_logit[n] + (dlogit ? 0.0f : U0[k])));
       }
       float *const gb_j = gb + at, *const gS_j = gS + at;
-      float *const E = terms + 2 * t * of_all + at, *const C = E + of_all;
       const float *const m_j = m + at, *const last_m_j = last_m + at;
       if (dlogit) {
         const float *const dm_j = dm ? dm + at : nullptr, *const dvar_j = dvar ? dvar + at : nullptr;
@@ -113,13 +111,14 @@ void em_grad_parent(const float* rj, const float* S, const float* m, const float
           gb_j[k] = dm_j ? dm_j[k] * inv_r[n] : 0.0f;
           gS_j[k] = inv_r[n] * d;
           spread[k] *= d;
-          E[k] = gb_j[k];
-          C[k] = 2.0f * gS_j[k];
         });
-        std::memcpy(terms + (4 * T - 2) * of_all + at, m_j, (size_t)(D * N) * 4);
+        of_votes.put_pose(2 * t, l, j, gb_j);
+        of_votes.put_pose(4 * T - 2, l, j, m_j, -1.0f);
+        if (t == 0) of_votes.put_number(l, j, nullptr, q.numbers + 2 * N);
       } else {
         const float *const U1_j = U1 + at, *const U2_j = U2 + at;
-        float *const score_E = terms + 2 * (T + t) * of_all + at, *const score_C = score_E + of_all;
+        float *const E = q.poses[0], *const around_last = q.poses[1];
+        float *const score_E = q.poses[2], *const score_C = q.poses[3];
         over_pose(N, [=](Long, Long n, Long k) INLINE_LAMBDA {
           const float lam = 1.0f / var[k], shift = last_m_j[k] - m_j[k];
           const float d = lam * (dln_var[n] + 0.5f * lam * U2_j[k]);
@@ -128,11 +127,16 @@ void em_grad_parent(const float* rj, const float* S, const float* m, const float
           gS_j[k] = gS_k;
           spread[k] *= d;
           score_E[k] = -lam * shift;
-          score_C[k] = -lam;
+          score_C[k] = -0.5f * lam;
           E[k] = gb_k + 2.0f * gS_k * shift;
-          C[k] = 2.0f * gS_k;
+          around_last[k] = shift * (gb_k + gS_k * shift);
         });
+        of_votes.put_pose(2 * t, l, j, E);
+        of_votes.put_pose(2 * (T + t), l, j, score_E);
+        of_votes.put_pose(2 * (T + t) + 1, l, j, score_C);
+        if (t == 0) of_votes.put_number(l, j, around_last, q.numbers + 2 * N);
       }
+      of_votes.put_pose(2 * t + 1, l, j, gS_j);
       sum_over_pose(of_r, spread, N);
       for (Long n = 0; n < N; n++) {
         const double through_var = q.r[n] < SMALLEST_WEIGHT ? 0 : q.inv_r[n] * of_r[n];

@@ -77,8 +77,7 @@ INLINE void store(float* x, vec v, int live) {
 #endif
 }
 
-// Returns the lower halves (or the upper ones) of all groups of 2 `size` numbers in a, each before that of the same group
-// in b.
+// Returns, for each group of 2 `size` numbers, its lower (or upper) half in a and then its lower (or upper) half in b.
 template <int size, bool upper, size_t... k>
 INLINE vec halves_of(vec a, vec b, std::index_sequence<k...>) {
 #define FROM ((int)(k % size + k / (2 * size) * (2 * size) + (upper ? size : 0) + (k / size % 2 ? WIDTH : 0)))...
@@ -256,8 +255,9 @@ struct Lanes {
   bool types;  // vectors are of types
   Long units, blocks;
 
-  explicit Lanes(const Votes& v)
-      : L(v.L), I(v.I), J(v.J), N(v.N), types(N * parts(J, WIDTH) < J * parts(N, WIDTH)),
+  explicit Lanes(const Votes& v) : Lanes(v.L, v.I, v.J, v.N) {}
+  Lanes(Long L, Long I, Long J, Long N)
+      : L(L), I(I), J(J), N(N), types(N * parts(J, WIDTH) < J * parts(N, WIDTH)),
         units(types ? parts(J, WIDTH) : J), blocks(types ? N : parts(N, WIDTH)) {}
 
   int live(Long u, Long b) const { return (int)least(WIDTH, types ? J - WIDTH * u : N - WIDTH * b); }
@@ -311,6 +311,58 @@ struct Lanes {
     if (N == 1) return vectors_to_poses(to, D, from, n);
     for (int k = 0; k < n; k++)
       for (int d = 0; d < D; d++) to[(k * D + d) * N] = from[d * WIDTH + k];
+  }
+};
+
+// What the parents add to the gradients of votes (kernels/backend.py, grad_votes), in the order in which it is read. For
+// each block and unit there are the poses E_0, C_0 / 2, E_1, C_1 / 2, ..., -m as vectors. Then comes a number that lets the
+// first iteration's gradient of responsibilities use them, too:
+//
+//   dR_ij = gr_j + sum_d y_d (gb_d + gS_d y_d)            with y = V_ij - m_0
+//         = gr_j + number + sum_d x_d (E_0d + C_0d / 2 x_d)   with x = V_ij - m = y - s
+//
+// Here E_0 = gb + 2 gS s and C_0 = 2 gS, so the number is sum_d s_d (gb_d + gS_d s_d).
+struct Terms {
+  Lanes s;
+  Long number;  // where the number begins
+  float* x;
+
+  Terms(float* x, Long T, const Lanes& s) : s(s), number((4 * T - 1) * POSE), x(x) {}
+
+  float* of(Long l, Long u, Long b) const { return x + ((l * s.blocks + b) * s.units + u) * (number + WIDTH); }
+
+  // Writes the vectors that begin at `at` in each unit: their numbers of type j in field l, from n.
+  void put_row(Long at, Long l, Long j, const float* from, float scale = 1.0f) const {
+    if (!s.types) {
+      for (Long b = 0; b < s.blocks; b++)
+        store(of(l, j, b) + at, load(from + b * WIDTH, s.live(j, b)) * scale);
+      return;
+    }
+    const Long lane = j % WIDTH, rest = j + 1 < s.J ? lane + 1 : WIDTH;  // what is beyond the last type becomes 0
+    for (Long n = 0; n < s.N; n++) {
+      float* const to = of(l, j / WIDTH, n) + at;
+      to[lane] = from[n] * scale;
+      for (Long k = lane + 1; k < rest; k++) to[k] = 0;
+    }
+  }
+
+  // Writes pose k of type j in field l, from d n.
+  void put_pose(Long k, Long l, Long j, const float* pose, float scale = 1.0f) const {
+    if (s.types)
+      for (Long d = 0; d < D; d++) put_row(k * POSE + d * WIDTH, l, j, pose + d * s.N, scale);
+    else
+      for (Long b = 0; b < s.blocks; b++)
+        load_rows(of(l, j, b) + k * POSE, pose + b * WIDTH, s.N, s.live(j, b), scale);
+  }
+
+  // Writes the number of type j in field l, sum_d x_d, or 0 where x, d n, is null; `room`: n.
+  void put_number(Long l, Long j, const float* x, float* room) const {
+    for (Long n = 0; n < s.N; n++) room[n] = 0;
+    for (Long k = 0; x && k < D * s.N; k += s.N) {
+#pragma omp simd
+      for (Long n = 0; n < s.N; n++) room[n] += x[k + n];
+    }
+    put_row(number, l, j, room);
   }
 };
 

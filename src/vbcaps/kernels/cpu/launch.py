@@ -101,8 +101,8 @@ class Cpu:
         return x.unflatten(-1, (units, width)).permute(1, 4, 0, 2, 3).flatten(0, 1)[:N]
 
     def new_terms(self, v: Votes, iters: int) -> Tensor:
-        _, N, L, _, J = v.sizes
-        return self.new_poses(v.a, 4 * iters - 1, L, J, N)
+        _, units, blocks, width = vectors(v)
+        return MEMORY.empty(v.a, len(v.child), blocks, units, (16 * (4 * iters - 1) + 1) * width)
 
     def parts(self, v: Votes) -> int:
         return 1
@@ -128,7 +128,8 @@ class Cpu:
         call("grad_scores", v, m, r, s, dR, *U)
 
     def put_term(self, terms: Tensor, k: int, x: Tensor, iters: int) -> None:
-        terms[k] = x
+        L, J, _, _, N = x.shape
+        call("put_term", given(x), terms, k, iters, L, J, N)
 
     def grad_votes(
         self,
@@ -141,8 +142,8 @@ class Cpu:
         da: Tensor,
     ) -> tuple[Tensor, Tensor]:
         dpose, dW = MEMORY.empty(v.pose, *v.pose.shape), v.W.new_empty(v.W.shape)
-        m, g = uniform or (None, (None, None, None))
-        call("grad_votes", v, terms, r, dz, iters, m, *g, da, dpose, dW)
+        gr = None if uniform is None else uniform[1].gr  # gb and gS are among the terms
+        call("grad_votes", v, terms, r, dz, iters, gr, da, dpose, dW)
         return dpose, dW
 
     # --- VB at a parent; the only part of S is S itself ------------------------------------------------------------

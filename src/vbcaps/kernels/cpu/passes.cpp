@@ -150,7 +150,10 @@ INLINE void add_two_rows(vec (&x)[2][4], const float* P, const float* W, int p) 
   const float* const M = P + 4 * p * (TYPES ? 1 : WIDTH);
   UNROLLED for (int q = 0; q < 4; q++) {
     vec m[2];
-    UNROLLED for (int k = 0; k < 2; k++) m[k] = in_register(TYPES ? fill(M[4 * k + q]) : load(M + (4 * k + q) * WIDTH));
+    UNROLLED for (int k = 0; k < 2; k++) {
+      const int n = 4 * k + q;
+      m[k] = in_register(TYPES ? fill(M[n]) : load(M + n * WIDTH));
+    }
     UNROLLED for (int r = 0; r < 4; r++) {
       const vec w = in_register(TYPES ? load(W + (4 * q + r) * WIDTH) : fill(W[4 * q + r]));
       UNROLLED for (int k = 0; k < 2; k++) x[k][r] += m[k] * w;
@@ -460,15 +463,11 @@ struct GradVotes {
   const Votes& v;
   const Lanes& s;
   const Weights& weights;
-  const float* terms;  // poses E_0, C_0, E_1, ..., m, each l j n
+  const Terms terms;
   const float *r, *dz;
   Long T;
-  const float *first_m, *gb, *gS, *gr;  // of the first moments; null if they are constants
+  const float* gr;  // of the first moments; null if they are constants
   float* da;
-
-  // Of a unit: the terms, the mean times -1; the last mean less the first, gb, gS and gr.
-  Long of_first() const { return (4 * T - 1) * POSE; }
-  Long per_unit() const { return of_first() + 3 * POSE + WIDTH; }
 
   static constexpr Long POSE_SUMS = TYPES ? D : POSE;    // of a child's dM: numbers, or vectors
   static constexpr Long WEIGHT_SUMS = TYPES ? POSE : D;  // of a row's and unit's dW
@@ -481,27 +480,35 @@ struct GradVotes {
     Long i, g, row, next;
   };
 
-  // Computes d = dV_ij for n slots; number k of slot c, s_k, lies in share + (k n + c) WIDTH.
+  // Some slots in field l and block b; poses, activations, their gradients, and room for s_k.
+  struct Tile {
+    Long l, b;
+    const Slot* slots;
+    float *P, *a, *dP, *dR, *share;
+
+    Long child(const Votes& v, Long c) const { return v.child[l * v.I + slots[c].i]; }
+  };
+
+  // Computes d = dV_ij for n slots; number k of slot c, s_k, lies in share + (k n + c) WIDTH. `gr_j` is what dR_ij begins
+  // with. Half a term C_k meets 2 x.
   template <int n>
   INLINE void grad_votes(const Slot* slots, const float* of_unit, const float* share, const float* P, const float* W,
-                         float* d, float* dR) const {
+                         float* d, float* dR, vec gr_j) const {
     const Coordinates at(v.coordinates);
-    const float *const shift = of_unit + of_first(), *const gb_j = shift + POSE, *const gS_j = gb_j + POSE;
     const float* const mean = of_unit + 2 * (2 * T - 1) * POSE;
     _Pragma("GCC unroll 1") for (int c = 0; c < n; c++) {
       const KeptWeights<TYPES> kept(W + slots[c].g * weights.slot);
-      vec of_first[4] = {gr ? load(gS_j + POSE) : vec{}};
+      vec of_first[4] = {gr_j};
       UNROLLED for (int p = 0; p < 4; p++) {
         vec x[4];
         UNROLLED for (int r = 0; r < 4; r++) x[r] = load(mean + p * ROWS + r * WIDTH);
         if (p < 2) x[3] += at.at(slots[c].i, p);
         kept.add_row(x, P + c * POSE_OF_CHILD<TYPES>, p);
-        UNROLLED for (int r = 0; r < 4; r++) store(d + c * POSE + p * ROWS + r * WIDTH, x[r]);
+        UNROLLED for (int r = 0; r < 4; r++) store(d + c * POSE + p * ROWS + r * WIDTH, x[r] + x[r]);
         if (gr)
           UNROLLED for (int r = 0; r < 4; r++) {
-            const int k = p * ROWS + r * WIDTH;
-            const vec y = x[r] + load(shift + k);
-            of_first[r] += y * (load(gb_j + k) + load(gS_j + k) * y);
+            const float* const E_0 = of_unit + p * ROWS + r * WIDTH;
+            of_first[r] += x[r] * (load(E_0) + load(E_0 + POSE) * x[r]);
           }
       }
       if (gr) store(dR + c * WIDTH, load(dR + c * WIDTH) + (of_first[0] + of_first[1]) + (of_first[2] + of_first[3]));
@@ -569,14 +576,16 @@ struct GradVotes {
     for (int d = 0; d < D; d += WIDTH) add_sums(sums + d, reinterpret_cast<vec(&)[WIDTH]>(sum[d]));
   }
 
-  // Processes n slots of field l, unit u and block b; `uniform` is 1/J.
+  // Processes the slots [c0, c0 + n) of a tile with unit u. `uniform` is 1/J, `gr_j` what dR_ij begins with.
   template <int n>
-  INLINE void run(const Slot* slots, Long l, Long u, Long b, const float* of_unit, const float* P, const float* a,
-                  float* dP, float* dR, float* dW, float* share, vec uniform) const {
-    const Long all = s.slots(), first = s.slot(l, 0, u, b), step = s.units * WIDTH;
+  INLINE void run(const Tile& tile, Long c0, Long u, const float* of_unit, float* dW, vec uniform, vec gr_j) const {
+    const Slot* const slots = tile.slots + c0;
+    const float* const P = tile.P + c0 * POSE_OF_CHILD<TYPES>;
+    float *const dP = tile.dP + c0 * POSE_SUMS, *const share = tile.share;
+    const Long all = s.slots(), first = s.slot(tile.l, 0, u, tile.b), step = s.units * WIDTH;
     alignas(64) float d[n * POSE];
     UNROLLED for (int c = 0; c < n; c++) {
-      const vec a_i = load(a + c * WIDTH);
+      const vec a_i = load(tile.a + (c0 + c) * WIDTH);
       const float *r_i = r + first + slots[c].i * step, *dz_i = dz + first + slots[c].i * step;
       const Long ahead = (slots[c].next - slots[c].i) * step;
       store(share + c * WIDTH, a_i * uniform);
@@ -588,7 +597,7 @@ struct GradVotes {
       }
     }
     const float* const W = weights.W + u * weights.unit;
-    grad_votes<n>(slots, of_unit, share, P, W, d, dR);
+    grad_votes<n>(slots, of_unit, share, P, W, d, tile.dR + c0 * WIDTH, gr_j);
     for (int c = 0; c < n; c++) {
       const float *const d_c = d + c * POSE, *const P_c = P + c * POSE_OF_CHILD<TYPES>;
       const float* const W_c = W + slots[c].g * weights.slot;
@@ -601,22 +610,21 @@ struct GradVotes {
     }
   }
 
-  // Processes all slots of a task in field l and block b.
-  void over_slots(const Slot* slots, Long n, Long rows, Long l, Long b, const float* of_units, const float* P,
-                  const float* a, float* dP, float* dR, float* dW, float* share) const {
-    constexpr Long pose = POSE_OF_CHILD<TYPES>;
+  // Processes a tile of n slots; dW holds the sums of `rows` rows for each unit.
+  void run(const Tile& tile, Long n, Long rows, float* dW) const {
+    for (Long c = 0; c < n; c++)
+      gather<TYPES>(v, s, tile.child(v, c), tile.b, tile.P + c * POSE_OF_CHILD<TYPES>, tile.a + c * WIDTH);
+    std::memset(tile.dP, 0, (size_t)(n * POSE_SUMS) * 4);
+    std::memset(tile.dR, 0, (size_t)(n * WIDTH) * 4);
     const vec uniform = fill(1.0f / (float)v.J);
-    for (Long e0 = 0; e0 < n; e0 += GRAD_TILE)
-      for (Long u = 0; u < s.units; u++) {
-        const float* const of_unit = of_units + u * per_unit();
-        float* const dW_u = dW + u * rows * WEIGHT_SUMS;
-        const Long e1 = least(e0 + GRAD_TILE, n);
-        Long e = e0;
-        for (; e + 2 <= e1; e += 2)
-          run<2>(slots + e, l, u, b, of_unit, P + e * pose, a + e * WIDTH, dP + e * POSE_SUMS, dR + e * WIDTH, dW_u, share, uniform);
-        if (e < e1)
-          run<1>(slots + e, l, u, b, of_unit, P + e * pose, a + e * WIDTH, dP + e * POSE_SUMS, dR + e * WIDTH, dW_u, share, uniform);
-      }
+    for (Long u = 0; u < s.units; u++) {
+      const float* const of_unit = terms.of(tile.l, u, tile.b);
+      const vec gr_j = gr ? s.number(gr, tile.l, u, tile.b) + load(of_unit + terms.number) : vec{};
+      float* const dW_u = dW + u * rows * WEIGHT_SUMS;
+      Long c = 0;
+      for (; c + 2 <= n; c += 2) run<2>(tile, c, u, of_unit, dW_u, uniform, gr_j);
+      if (c < n) run<1>(tile, c, u, of_unit, dW_u, uniform, gr_j);
+    }
   }
 
   void add_to_pose(float* dpose, const float* dP, Long c, Long b) const {
@@ -634,23 +642,6 @@ struct GradVotes {
     const vec sum = over_types(s, load(dR), [](vec x, vec y) { return x + y; }) * fill(1.0f / (float)v.J);
     const int live = TYPES ? 1 : s.live(0, b);
     store(y, load(y, live) + sum, live);
-  }
-
-  // Gathers what the votes of field l and block b need of their parents.
-  void gather_parents(float* of_units, Long l, Long b) const {
-    const Long of_all = v.L * v.J * D * v.N;
-    for (Long u = 0; u < s.units; u++, of_units += per_unit()) {
-      for (Long k = 0; k < 4 * T - 1; k++)
-        s.poses(of_units + k * POSE, terms + k * of_all, l, u, b, k < 4 * T - 2 ? 1.0f : -1.0f);
-      if (!gr) continue;
-      float* const shift = of_units + of_first();
-      s.poses(shift, first_m, l, u, b, -1.0f);
-      for (int d = 0; d < D; d++)
-        store(shift + d * WIDTH, load(shift + d * WIDTH) - load(shift - POSE + d * WIDTH));
-      s.poses(shift + POSE, gb, l, u, b);
-      s.poses(shift + 2 * POSE, gS, l, u, b);
-      store(shift + 3 * POSE, s.number(gr, l, u, b));
-    }
   }
 
   void put_weight(float* dW, const float* sums, Long g, Long u) const {
@@ -678,12 +669,14 @@ struct GradVotes {
     if (!sums) std::abort();
 #pragma omp parallel num_threads(threads)
     {
-      const Long kept = s.units * most_rows * WEIGHT_SUMS, of_parents = s.units * per_unit();
-      const Long shared = 2 * (2 * T - 1) * WIDTH;
-      scratch.reserve((size_t)(most_slots * (pose + POSE_SUMS + 2 * WIDTH + 8) + kept + of_parents + shared), 8);
-      float *const P = scratch.take(most_slots * pose), *const dP = scratch.take(most_slots * POSE_SUMS);
-      float *const a = scratch.take(most_slots * WIDTH), *const dR = scratch.take(most_slots * WIDTH);
-      float *const dW_kept = scratch.take(kept), *const of_units = scratch.take(of_parents), *const share = scratch.take(shared);
+      const Long kept = s.units * most_rows * WEIGHT_SUMS, shared = 2 * (2 * T - 1) * WIDTH;
+      scratch.reserve((size_t)(GRAD_TILE * (pose + POSE_SUMS + 2 * WIDTH) + shared + kept + 8 * most_slots), 7);
+      Tile tile;
+      for (float** x : {&tile.a, &tile.dR}) *x = scratch.take(GRAD_TILE * WIDTH);
+      tile.P = scratch.take(GRAD_TILE * pose);
+      tile.dP = scratch.take(GRAD_TILE * POSE_SUMS);
+      tile.share = scratch.take(shared);
+      float* const dW_kept = scratch.take(kept);
       Slot* const slots = reinterpret_cast<Slot*>(scratch.take(8 * most_slots));
 #pragma omp for schedule(dynamic)
       for (Long task = 0; task < chunks * shares; task++) {
@@ -702,20 +695,17 @@ struct GradVotes {
         for (Long c = 0; c < v.C; c++)
           if (c % v.types >= t0 && c % v.types < t1)
             for (int d = 0; d < D; d++) std::memset(dpose + (c * D + d) * v.N + from, 0, (size_t)(to - from) * 4);
-        for (Long b = b0; b < b1; b++)
-          for (Long l = 0; l < v.L; l++) {
-            for (Long e = 0; e < n; e++)
-              gather<TYPES>(v, s, v.child[l * v.I + slots[e].i], b, P + e * pose, a + e * WIDTH);
-            std::memset(dP, 0, (size_t)(n * POSE_SUMS) * 4);
-            std::memset(dR, 0, (size_t)(n * WIDTH) * 4);
-            gather_parents(of_units, l, b);
-            over_slots(slots, n, rows, l, b, of_units, P, a, dP, dR, dW_kept, share);
-            for (Long e = 0; e < n; e++) {
-              const Long c = v.child[l * v.I + slots[e].i];
-              add_to_pose(dpose, dP + e * POSE_SUMS, c, b);
-              if (gr) add_to_activation(dR + e * WIDTH, c, b);
+        for (tile.b = b0; tile.b < b1; tile.b++)
+          for (tile.l = 0; tile.l < v.L; tile.l++)
+            for (Long e = 0; e < n; e += GRAD_TILE) {
+              tile.slots = slots + e;
+              const Long count = least(GRAD_TILE, n - e);
+              run(tile, count, rows, dW_kept);
+              for (Long c = 0; c < count; c++) {
+                add_to_pose(dpose, tile.dP + c * POSE_SUMS, tile.child(v, c), tile.b);
+                if (gr) add_to_activation(tile.dR + c * WIDTH, tile.child(v, c), tile.b);
+              }
             }
-          }
         for (Long e = 0; e < n; e++)
           for (Long u = 0; u < s.units; u++)
             put_weight(sums + chunk * numbers, dW_kept + (u * rows + slots[e].row) * WEIGHT_SUMS, slots[e].g, u);
@@ -781,14 +771,22 @@ void grad_scores(const Votes* v, const float* m, const float* r, const float* s,
   run_pass<GradScores>(*v, m, r, s, dR, U0, U1, U2);
 }
 
-void grad_votes(const Votes* v, const float* terms, const float* r, const float* dz, Long T, const float* first_m,
-                const float* gb, const float* gS, const float* gr, float* da, float* dpose, float* dW) {
+void grad_votes(const Votes* v, float* terms, const float* r, const float* dz, Long T, const float* gr, float* da,
+                float* dpose, float* dW) {
   const Lanes s(*v);
   const Weights weights(*v, s);
+  const Terms of_votes(terms, T, s);
   if (s.types)
-    GradVotes<true>{*v, s, weights, terms, r, dz, T, first_m, gb, gS, gr, da}.all(dpose, dW);
+    GradVotes<true>{*v, s, weights, of_votes, r, dz, T, gr, da}.all(dpose, dW);
   else
-    GradVotes<false>{*v, s, weights, terms, r, dz, T, first_m, gb, gS, gr, da}.all(dpose, dW);
+    GradVotes<false>{*v, s, weights, of_votes, r, dz, T, gr, da}.all(dpose, dW);
+}
+
+// Writes x, l j d n, as pose k of the terms; C_k / 2 for a C_k.
+void put_term(const float* x, float* terms, Long k, Long T, Long L, Long J, Long N) {
+  const Terms of_votes(terms, T, Lanes(L, 0, J, N));
+  for (Long l = 0; l < L; l++)
+    for (Long j = 0; j < J; j++) of_votes.put_pose(k, l, j, x + (l * J + j) * D * N);
 }
 
 }  // extern "C"

@@ -68,18 +68,18 @@ struct VBPrior {
 namespace {
 
 // Numbers of the parents of a field, j n; `sum_alpha` is the sum over types, repeated for each type. And room for some
-// poses of one type, d n.
+// poses and numbers of one type, d n and n.
 struct Field {
   double *r, *alpha, *sum_alpha, *kappa, *nu, *more[4];
-  float *pose, *of_images;
+  float *poses[5], *of_images;
 
   explicit Field(Long J, Long N) {
     const Long size = J * N;
-    scratch.reserve((size_t)(9 * 2 * size + D * N + 3 * N), 11);
+    scratch.reserve((size_t)(9 * 2 * size + 5 * D * N + 4 * N), 15);
     for (double** x : {&r, &alpha, &sum_alpha, &kappa, &nu, more, more + 1, more + 2, more + 3})
       *x = reinterpret_cast<double*>(scratch.take(2 * size));
-    pose = scratch.take(D * N);
-    of_images = scratch.take(3 * N);
+    for (float*& pose : poses) pose = scratch.take(D * N);
+    of_images = scratch.take(4 * N);
   }
 
   void fill(const float* rj, const VBPrior& prior, Long J, Long N) const {
@@ -130,7 +130,7 @@ void vb_parent(const float* rj, const float* S, const VBPrior* prior, const floa
       for (Long j = 0; j < J; j++) {
         const Long at = (l * J + j) * D * N;
         const float *const inv_psi0 = prior->inv_psi0 + j * prior->inv_psi0_step, *const S_j = S + at;
-        float *const out = (logit ? psi : lam) + at, *const ln_psi_j = f.pose, *const scale = f.of_images;
+        float *const out = (logit ? psi : lam) + at, *const ln_psi_j = f.poses[0], *const scale = f.of_images;
         for (Long n = 0; n < N; n++) scale[n] = logit ? 1.0f : (float)f.nu[j * N + n];
         over_pose(N, [=](Long d, Long n, Long k) INLINE_LAMBDA {
           const float psi_k = 1.0f / (S_j[k] + inv_psi0[d]);
@@ -168,7 +168,8 @@ void vb_grad_parent(const float* rj, const float* S, const float* m, const float
                     const float* E_lndet, const float* U0, const float* U1, const float* U2, float* gb, float* gS,
                     float* gr, float* terms, Long T, Long t, float* galpha, float* gkappa, float* gnu, Long L, Long J,
                     Long N, Long wishart, Long paper, Long threads) {
-  const Long size = J * N, of_all = L * J * D * N;
+  const Long size = J * N;
+  const Terms of_votes(terms, T, Lanes(L, 0, J, N));
 #pragma omp parallel num_threads(threads_for(threads, work_of(L * J * N)))
   {
     const Field f(J, N);
@@ -197,7 +198,6 @@ void vb_grad_parent(const float* rj, const float* S, const float* m, const float
         const float *const inv_psi0 = prior->inv_psi0 + j * prior->inv_psi0_step, *const S_j = S + at;
         const float *const m_j = m + at, *const last_m_j = last_m + at;
         float *const gb_j = gb + at, *const gS_j = gS + at;
-        float *const E = terms + 2 * t * of_all + at, *const C = E + of_all;
         float *const dlndet = f.of_images, *const inv_kappa = dlndet + N, *const nu = dlndet + 2 * N;
         for (Long n = 0; n < N; n++) {
           const Long k = j * N + n;
@@ -211,15 +211,16 @@ void vb_grad_parent(const float* rj, const float* S, const float* m, const float
             const float psi = 1.0f / (S_j[k] + inv_psi0[d]);
             gS_j[k] = -psi * (dlndet[n] + (dpsi_j ? psi * dpsi_j[k] : 0.0f));
             gb_j[k] = dm_j ? dm_j[k] * inv_kappa[n] : 0.0f;
-            E[k] = gb_j[k];
-            C[k] = 2.0f * gS_j[k];
           });
-          std::memcpy(terms + (4 * T - 2) * of_all + at, m_j, (size_t)(D * N) * 4);
+          of_votes.put_pose(2 * t, l, j, gb_j);
+          of_votes.put_pose(2 * t + 1, l, j, gS_j);
+          of_votes.put_pose(4 * T - 2, l, j, m_j, -1.0f);
+          if (t == 0) of_votes.put_number(l, j, nullptr, f.of_images + 3 * N);
           continue;
         }
         const float *const U1_j = U1 + at, *const U2_j = U2 + at;
-        float *const score_E = terms + 2 * (T + t) * of_all + at, *const score_C = score_E + of_all;
-        float* const products = f.pose;
+        float *const products = f.poses[0], *const E = f.poses[1], *const around_last = f.poses[2];
+        float *const score_E = f.poses[3], *const score_C = f.poses[4];
         over_pose(N, [=](Long d, Long n, Long k) INLINE_LAMBDA {
           const float psi = 1.0f / (S_j[k] + inv_psi0[d]), lam = nu[n] * psi, shift = last_m_j[k] - m_j[k];
           const float gb_k = lam * U1_j[k] * inv_kappa[n], gS_k = psi * (0.5f * lam * U2_j[k] - dlndet[n]);
@@ -227,10 +228,15 @@ void vb_grad_parent(const float* rj, const float* S, const float* m, const float
           gb_j[k] = gb_k;
           gS_j[k] = gS_k;
           score_E[k] = -lam * shift;
-          score_C[k] = -lam;
+          score_C[k] = -0.5f * lam;
           E[k] = gb_k + 2.0f * gS_k * shift;
-          C[k] = 2.0f * gS_k;
+          around_last[k] = shift * (gb_k + gS_k * shift);
         });
+        of_votes.put_pose(2 * t, l, j, E);
+        of_votes.put_pose(2 * t + 1, l, j, gS_j);
+        of_votes.put_pose(2 * (T + t), l, j, score_E);
+        of_votes.put_pose(2 * (T + t) + 1, l, j, score_C);
+        if (t == 0) of_votes.put_number(l, j, around_last, f.of_images + 3 * N);
         sum_over_pose(of_nu + j * N, products, N);
         for (Long n = 0; n < N; n++) of_nu[j * N + n] *= -0.5;
       }
