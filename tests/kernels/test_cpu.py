@@ -28,6 +28,7 @@ from kernels.harness import (
     routed,
     routed_here,
 )
+from kernels.training import assert_training_drifts_no_further_than_rounding, stripes
 
 from vbcaps import CapsNet, Capsules, ClassCaps, ConvCaps, Prior
 from vbcaps.kernels import backend_for, dynamic, em, route, vb
@@ -279,6 +280,15 @@ def test_a_training_of_20_steps_follows_the_reference(routing):
     assert ((kernel - reference).abs() <= 4 * drift + 1e-5).all()
     assert (kernel - reference)[0].abs() < 1e-5
     assert torch.equal(train("cpu"), kernel)
+
+
+@pytest.mark.slow
+@needs_kernels
+@pytest.mark.parametrize("routing", ["vb", "em", "dynamic"])
+def test_200_steps_of_training_have_the_losses_of_the_reference(routing):
+    net = CapsNet((8, 4, 4, 4), num_classes=4, image_size=20, routing=routing, logit_scale=True)
+    batches = stripes(200, batch=16, size=20)
+    assert_training_drifts_no_further_than_rounding(net, "cpu", batches, lr=1e-3)
 
 
 @needs_kernels

@@ -12,7 +12,6 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from kernels.harness import (
-    EPS,
     F32,
     F64,
     HARD,
@@ -31,10 +30,10 @@ from kernels.harness import (
     routed_here,
 )
 from kernels.harness import problem as problem_on
+from kernels.training import assert_training_drifts_no_further_than_rounding, losses_of, stripes
 from torch import nn
 
 from vbcaps import CapsNet, Capsules, ClassCaps, ConvCaps, Prior
-from vbcaps.losses import activation_nll_loss
 from vbcaps.routing import VBRouting
 
 pytest.importorskip("triton")
@@ -298,23 +297,6 @@ class CapsuleStack(nn.Module):
         return self.class_caps(self.conv_caps(caps))
 
 
-def losses_of(net, batches, backend, optimiser):
-    """Return the loss of one step for each batch: inputs and labels, whose first axis counts batches."""
-    net = copy.deepcopy(net)
-    for layer in net.modules():
-        if isinstance(layer, ConvCaps):
-            layer.backend = backend
-    optimiser = optimiser(net.parameters())
-    losses = []
-    for inputs, label in zip(*batches, strict=True):
-        optimiser.zero_grad()
-        loss = activation_nll_loss(net(inputs).activations, label)
-        loss.backward()
-        optimiser.step()
-        losses.append(loss.detach())
-    return torch.stack(losses).cpu()
-
-
 @pytest.mark.parametrize("routing", ["vb", "em", "dynamic"])
 def test_the_first_steps_of_training_have_the_losses_of_the_reference(routing):
     """To five digits: before rounding has had the time to grow. Two steps in the interpreter, five on a GPU."""
@@ -441,40 +423,9 @@ def test_a_network_under_autocast_routes_as_the_reference_does(routing):
     assert error(logits["triton"], logits["reference"].double()) < 1e-3
 
 
-def stripes(batches, batch=32, classes=4, size=32):
-    """Noisy images of two channels with a bright stripe whose height is the class; eight batches, again and again."""
-    gen = torch.Generator().manual_seed(0)
-    label = torch.randint(classes, (8, batch), generator=gen)
-    x = 0.5 * torch.randn(8, batch, 2, size, size, generator=gen)
-    stripe = torch.arange(size) * classes // size == label[..., None]  # batches n rows
-    x += stripe[:, :, None, :, None]
-    again = torch.arange(batches) % 8
-    return x[again].to(DEVICE), label[again].to(DEVICE)
-
-
 @gpu
 @pytest.mark.parametrize("routing", ["vb", "em", "dynamic"])
 def test_200_steps_of_training_have_the_losses_of_the_reference(routing):
-    """Rounding grows as training goes on, in the reference too.
-
-    The stated drift: up to each step, at most four times what it is between references whose first weights differ in
-    the last bit. And two trainings with the kernels have the same losses to the bit.
-    """
     net = CapsNet((32, 8, 8, 8), num_classes=4, routing=routing, logit_scale=True).to(DEVICE)
-    batches = stripes(200)
-
-    def losses(net, backend):
-        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
-            return losses_of(net, batches, backend, lambda p: torch.optim.Adam(p, 1e-4, eps=1e-3))
-
-    kernel, expected = losses(net, "triton"), losses(net, "reference")
-    drift = torch.zeros(200)
-    for _ in range(3):
-        other = copy.deepcopy(net)
-        with torch.no_grad():
-            for p in other.parameters():
-                p.mul_(1 + EPS * torch.randint(-1, 2, p.shape, device=DEVICE))
-        drift = torch.maximum(drift, (losses(other, "reference") - expected).abs().cummax(0).values)
-    assert expected[-1] < expected[0] - 0.1
-    assert ((kernel - expected).abs() <= 4 * drift + 1e-5).all()
-    assert torch.equal(losses(net, "triton"), kernel)
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+        assert_training_drifts_no_further_than_rounding(net, "triton", stripes(200, device=DEVICE))
