@@ -12,6 +12,7 @@ pose, g row of weights, t iteration, s slots of a child, u partial sums, which a
 type (``dtypes``), except the index maps of ``Votes``.
 """
 
+from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 import torch
@@ -218,6 +219,9 @@ class Backend(Protocol):
         """Return the number of partial sums into which a sum over the slots of a field is split."""
 
     # --- forward passes over votes ----------------------------------------------------------------------------------
+
+    def prepared(self, v: Votes) -> AbstractContextManager[None]:
+        """Return a context in which passes over these votes are called; they may share what they make of them."""
 
     def moments(self, v: Votes, r: Tensor | None, k0: Tensor, m0: Tensor, rj: Tensor, m: Tensor, S: Tensor) -> None:
         """Write ``rj: l j n``, ``m: poses l j n`` and, in parts, ``S: poses u l j n``, as ``Moments`` defines them.

@@ -64,13 +64,14 @@ def route(run: Backend, v: Votes, parents: Parents, r: Tensor, iters: int) -> No
         iters: the number of iterations.
     """
     u = run.parts(v)
-    for t in range(iters):
-        moments = parents.moments(t)
-        spread = moments.S[None] if u == 1 else run.new_poses(v.a, u, *moments.rj.shape)  # a single part is S
-        run.moments(v, r[t - 1] if t else None, parents.k0, parents.m0, moments.rj, moments.m, spread)
-        parents.update(t, moments, spread)
-        if t < iters - 1:  # nothing would read the last responsibilities
-            parents.score(t, moments, r[t])
+    with run.prepared(v):
+        for t in range(iters):
+            moments = parents.moments(t)
+            spread = moments.S[None] if u == 1 else run.new_poses(v.a, u, *moments.rj.shape)  # a single part is S
+            run.moments(v, r[t - 1] if t else None, parents.k0, parents.m0, moments.rj, moments.m, spread)
+            parents.update(t, moments, spread)
+            if t < iters - 1:  # nothing would read the last responsibilities
+                parents.score(t, moments, r[t])
 
 
 class ParentGrads(Protocol):
@@ -109,14 +110,15 @@ def route_back(
     if iters == 1:
         da.zero_()
     first = iters - 1 if only_last else 0
-    parents.back(iters - 1)
-    for t in range(iters - 1, max(first, 1) - 1, -1):
-        run.grad_responsibilities(v, *parents.moments(t), r[t - 1], dR[t - 1], s, da, add=t < iters - 1)
-        if t > first:
-            run.grad_scores(v, parents.center(t - 1), r[t - 1], s, dR[t - 1], parents.U)
-            parents.back(t - 1)
-    uniform = parents.moments(0) if first == 0 else None
-    return da, *run.grad_votes(v, parents.terms, r, dR, iters, uniform, da)
+    with run.prepared(v):
+        parents.back(iters - 1)
+        for t in range(iters - 1, max(first, 1) - 1, -1):
+            run.grad_responsibilities(v, *parents.moments(t), r[t - 1], dR[t - 1], s, da, add=t < iters - 1)
+            if t > first:
+                run.grad_scores(v, parents.center(t - 1), r[t - 1], s, dR[t - 1], parents.U)
+                parents.back(t - 1)
+        uniform = parents.moments(0) if first == 0 else None
+        return da, *run.grad_votes(v, parents.terms, r, dR, iters, uniform, da)
 
 
 def new_score_sums(run: Backend, v: Votes) -> ScoreSums:

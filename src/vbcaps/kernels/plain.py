@@ -6,6 +6,8 @@ test the order of passes in float64.
 The memory layout: poses are ``... n p r``, slots ``l i j n``, terms ``k l j n p r``.
 """
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -121,6 +123,9 @@ class Plain:
         return 1
 
     # --- forward passes over votes ----------------------------------------------------------------------------------
+
+    def prepared(self, v: Votes) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def moments(self, v: Votes, r: Tensor | None, k0: Tensor, m0: Tensor, rj: Tensor, m: Tensor, S: Tensor) -> None:
         V, R = all_votes(v), all_shares(v, r)

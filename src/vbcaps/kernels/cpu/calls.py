@@ -1,6 +1,9 @@
 """Calls from Python to C: how tensors, numbers and structures are passed."""
 
 import ctypes
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -8,15 +11,17 @@ from torch import Tensor
 
 from vbcaps.kernels.backend import PriorTensors, Votes
 from vbcaps.kernels.cpu.library import library
+from vbcaps.kernels.triton import constant
 
 
 class _Votes(ctypes.Structure):
-    """`Votes` of passes.cpp."""
+    """`Votes` of lanes.h."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("a", "pose", "W", "coordinates", "child", "parents", "seen")),
+        *((name, ctypes.c_void_p) for name in ("a", "pose", "W", "coordinates", "child", "parents", "seen", "laid")),
         *((name, ctypes.c_int64) for name in ("C", "N", "L", "I", "J", "G", "S", "types", "threads")),
     ]  # fmt: skip
+    weights: Tensor | None  # the memory of `laid`
 
 
 class _VBPrior(ctypes.Structure):
@@ -65,9 +70,55 @@ def pointer(x: Tensor) -> int:
     return x.data_ptr()
 
 
+class _Present(threading.local):
+    """The votes that this thread routes, and their structure."""
+
+    votes: Votes | None = None
+    structure: _Votes | None = None
+
+
+_PRESENT = _Present()
+
+
+@contextmanager
+def prepared(v: Votes) -> Iterator[None]:
+    """Make the structure of the votes once for all calls within the context."""
+    _PRESENT.votes, _PRESENT.structure = v, _votes(v)
+    try:
+        yield
+    finally:
+        _PRESENT.votes = _PRESENT.structure = None
+
+
 def _votes(v: Votes) -> _Votes:
+    """Return the structure; where vectors are of types, the weights are laid in their order."""
+    if v is _PRESENT.votes and _PRESENT.structure is not None:
+        return _PRESENT.structure
     pointers = [None if x is None else pointer(x) for x in v[:7]]
-    return _Votes(*pointers, *v.sizes, len(v.W), v.parents.shape[1], v.types, torch.get_num_threads())
+    G = len(v.W)
+    structure = _Votes(*pointers, None, *v.sizes, G, v.parents.shape[1], v.types, torch.get_num_threads())
+    of_types, units, _, width = vectors(v)
+    if of_types:
+        structure.weights = v.W.new_empty(G, units, 16, width)
+        structure.laid = pointer(structure.weights)
+        lay = library().lay_weights
+        lay.argtypes = [ctypes.c_void_p]
+        lay(ctypes.addressof(structure))
+    return structure
+
+
+@constant
+def lanes() -> int:
+    """Return how many numbers a vector of the kernels holds."""
+    return library().lanes()
+
+
+def vectors(v: Votes) -> tuple[bool, int, int, int]:
+    """Return ``types``, ``units`` and ``blocks`` of ``Lanes`` (lanes.h), and the numbers of a vector."""
+    _, N, _, _, J = v.sizes
+    width = lanes()
+    units, blocks = -(-J // width), -(-N // width)
+    return (True, units, N, width) if N * units < J * blocks else (False, J, blocks, width)
 
 
 def _prior(prior: PriorTensors, kept: list[Any]) -> _VBPrior:

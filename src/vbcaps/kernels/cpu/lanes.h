@@ -237,13 +237,14 @@ struct Scratch {
   }
 };
 
-inline thread_local Scratch scratch, weights_scratch;
+inline thread_local Scratch scratch;
 
 // The inputs of the votes; cpu/launch.py has the same structure.
 struct Votes {
   const float *a, *pose, *W, *coordinates;  // c n; c p n r; g j p r; i 2 or null
   const Long* child;                  // l i
   const int32_t *parents, *seen;      // c s; c
+  float* laid;                        // g u q r types: weights, for vectors of types (lay_weights)
   Long C, N, L, I, J, G, S, types, threads;
 };
 

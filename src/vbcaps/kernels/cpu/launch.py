@@ -3,6 +3,8 @@
 The first call loads the library that was built with the package; or it compiles one, which takes seconds (library.py).
 """
 
+from contextlib import AbstractContextManager
+
 import torch
 from torch import Tensor, nn
 
@@ -21,9 +23,8 @@ from vbcaps.kernels.backend import (
     Votes,
 )
 from vbcaps.kernels.cpu import library as loader
-from vbcaps.kernels.cpu.calls import call, given
+from vbcaps.kernels.cpu.calls import call, given, prepared, vectors
 from vbcaps.kernels.cpu.conv import convolve
-from vbcaps.kernels.cpu.library import library
 from vbcaps.kernels.cpu.memory import MEMORY
 from vbcaps.kernels.cpu.norm import normalise_parents, normalise_primary
 from vbcaps.kernels.norm import plain_batch_norm
@@ -108,6 +109,9 @@ class Cpu:
         return 1
 
     # --- passes over votes ------------------------------------------------------------------------------------------
+
+    def prepared(self, v: Votes) -> AbstractContextManager[None]:
+        return prepared(v)
 
     def moments(self, v: Votes, r: Tensor | None, k0: Tensor, m0: Tensor, rj: Tensor, m: Tensor, S: Tensor) -> None:
         k0, m0 = given(k0), given(m0)
@@ -219,17 +223,3 @@ def serves(
 def why_no_library() -> str | None:
     """Return why there are no CPU kernels on this machine, or None if there are."""
     return loader.why_no_library()
-
-
-@constant
-def lanes() -> int:
-    """Return how many numbers a vector of the kernels holds."""
-    return library().lanes()
-
-
-def vectors(v: Votes) -> tuple[bool, int, int, int]:
-    """Return ``types``, ``units`` and ``blocks`` of ``Lanes`` (lanes.h), and the numbers of a vector."""
-    _, N, _, _, J = v.sizes
-    width = lanes()
-    units, blocks = -(-J // width), -(-N // width)
-    return (True, units, N, width) if N * units < J * blocks else (False, J, blocks, width)

@@ -15,17 +15,8 @@ struct Weights {
   const float* W;
   Long slot, unit;  // from one to the next
 
-  Weights(const Votes& v, const Lanes& s) : W(v.W) {
-    unit = s.types ? POSE : D;
-    slot = s.units * unit;
-    if (!s.types) return;
-    weights_scratch.reserve((size_t)(v.G * slot), 1);
-    float* const made = weights_scratch.take(v.G * slot);
-    for (Long g = 0; g < v.G; g++)
-      for (Long u = 0; u < s.units; u++)
-        poses_to_vectors(made + g * slot + u * unit, v.W + (g * v.J + u * WIDTH) * D, D, s.live(u, 0));
-    W = made;
-  }
+  Weights(const Votes& v, const Lanes& s)
+      : W(s.types ? v.laid : v.W), slot(s.units * (s.types ? POSE : D)), unit(s.types ? POSE : D) {}
 };
 
 // Floats of a gathered pose: vectors of images, or numbers of one image.
@@ -742,6 +733,14 @@ void exp_of(const float* x, float* y, Long size) {
 void log_of(const float* x, float* y, Long size) {
 #pragma omp simd
   for (Long k = 0; k < size; k++) y[k] = log_(x[k]);
+}
+
+// Writes v->laid, if vectors are of types.
+void lay_weights(const Votes* v) {
+  const Lanes s(*v);
+  for (Long g = 0; g < v->G; g++)
+    for (Long u = 0; u < s.units; u++)
+      poses_to_vectors(v->laid + (g * s.units + u) * POSE, v->W + (g * v->J + u * WIDTH) * D, D, s.live(u, 0));
 }
 
 void moments(const Votes* v, const float* r, const float* k0, Long k0_step, const float* m0, Long m0_step, float* rj,

@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -165,6 +166,9 @@ class Triton:
         return triton.cdiv(U, best_chunk(programs, U, 8, 4, v.a.device))
 
     # --- passes over votes ------------------------------------------------------------------------------------------
+
+    def prepared(self, v: Votes) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def moments(self, v: Votes, r: Tensor | None, k0: Tensor, m0: Tensor, rj: Tensor, m: Tensor, S: Tensor) -> None:
         grid, sizes, options = _fields(v, len(S))
