@@ -76,8 +76,12 @@ DatasetName = Annotated[str, typer.Argument(metavar="DATASET", help="see `vbcaps
 
 
 def main() -> None:
-    # Threads that spin while they wait make a CPU step five times slower if another program uses the cores.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when PyTorch is imported
+    # Threads that spin while they wait make a CPU step five times slower if another program uses the cores. To wake one
+    # that sleeps takes longer than many a pass, so GCC's threads spin for some microseconds first. Both variables are
+    # read when PyTorch is imported.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     fetch.show = bars
     open_streams()
     app(prog_name="vbcaps")

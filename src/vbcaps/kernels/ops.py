@@ -17,6 +17,7 @@ In = TypeVar("In")
 Out = TypeVar("Out")
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
+PLAIN = (Tensor, torch.nn.Parameter)  # what runs as it is; other kinds of tensor know what to do with an operator
 SCHEMA = {Tensor: "Tensor", Tensor | None: "Tensor?", int: "SymInt", float: "float", bool: "bool", str: "str"}
 
 
@@ -50,6 +51,7 @@ class Op(Generic[In, Out]):
         shapes: Callable[[In], Out],
     ):
         self.inputs, self.outputs, self.run = inputs, outputs, run
+        self.recorded: Callable[..., tuple[Any, ...]] | None = None
         taken = ", ".join(f"{SCHEMA[kind]} {field}" for field, kind in fields(inputs))
         given = ", ".join("Tensor" for _ in fields(outputs))
 
@@ -64,13 +66,21 @@ class Op(Generic[In, Out]):
         self.operator.register_fake(flat_shapes)
 
     def __call__(self, inputs: In) -> Out:
-        if not torch.is_grad_enabled() and not traced():  # PyTorch's dispatcher has nothing to record
-            first: Any = inputs
-            while isinstance(first, tuple):
-                first = first[0]
-            with torch.cuda.device_of(first):
-                return self.run(inputs)
-        return self.outputs(*self.operator(*flatten(inputs)))
+        if traced():
+            return self.outputs(*self.operator(*flatten(inputs)))
+        if not torch.is_grad_enabled():
+            return self._run(inputs)
+        values = flatten(inputs)
+        if self.recorded is None or any(isinstance(x, Tensor) and type(x) not in PLAIN for x in values):
+            return self.outputs(*self.operator(*values))
+        return self.outputs(*self.recorded(*values))
+
+    def _run(self, inputs: In) -> Out:
+        first: Any = inputs
+        while isinstance(first, tuple):
+            first = first[0]
+        with torch.cuda.device_of(first):
+            return self.run(inputs)
 
     def differentiate(
         self,
@@ -100,7 +110,7 @@ class Op(Generic[In, Out]):
             made = back(kept, given, dict(zip(every, ctx.needs_input_grad, strict=True)))
             return tuple(made.get(name) for name in every)
 
-        self.operator.register_autograd(backward, setup_context=setup)
+        self._record(backward, setup)
 
     def refuse_to_differentiate(self) -> None:
         """Make a second derivative raise an error that says so."""
@@ -110,7 +120,22 @@ class Op(Generic[In, Out]):
                 "fused routing can be differentiated only once; use backend='reference' for second derivatives"
             )
 
-        self.operator.register_autograd(refuse)
+        self._record(refuse, lambda ctx, inputs, output: None)
+
+    def _record(self, backward: Callable[..., Any], setup: Callable[[Any, tuple, tuple], None]) -> None:
+        """Register a gradient with PyTorch's dispatcher, and as a function of autograd, which is called faster."""
+        self.operator.register_autograd(backward, setup_context=setup)
+        op = self
+
+        class Recorded(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, *values: Any) -> tuple[Any, ...]:
+                output = flatten(op._run(unflatten(op.inputs, iter(values))))
+                setup(ctx, values, output)
+                return output
+
+        Recorded.backward = staticmethod(backward)  # type: ignore[method-assign]
+        self.recorded = Recorded.apply
 
 
 def traced() -> bool:
