@@ -31,7 +31,7 @@ def train(source: str, seed: int, epochs: int | None) -> tuple[float, float]:
         start = time.perf_counter()
         subprocess.run(command, check=True, env=environment)
         seconds = time.perf_counter() - start
-        return seconds, json.loads((out / "result.json").read_text())["test_error"]
+        return seconds, 100 * json.loads((out / "result.json").read_text())["test"]["error"]
 
 
 def main() -> None:
