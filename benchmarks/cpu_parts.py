@@ -23,7 +23,7 @@ from vbcaps.training.memory import freed_memory_kept
 from vbcaps.training.recipes import recipe as named_recipe
 
 PARTS = {  # the first part with a matching piece of the operator's name
-    "routing backward": ("_route_defaultBackward", "_route_backward"),
+    "routing backward": ("_routeBackward", "_route_backward"),
     "routing forward": ("_route",),
     "capsule norms": ("cpu_primary", "cpu_parents"),
     "convolutions": ("convolution", "conv2d"),

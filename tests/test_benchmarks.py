@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from vbcaps import CapsNet, ClassCaps, ConvCaps
 
@@ -318,7 +319,10 @@ def test_the_latency_of_the_explorer(run, monkeypatch):
     assert float(row["picture_ms"]) <= float(row["picture_p90_ms"])
 
 
-# --- threads.py, cpu_parts.py -----------------------------------------------------------------------------------
+PARTS = ("routing forward", "routing backward", "capsule norms", "convolutions", "BatchNorm and ReLU")
+
+
+# --- threads.py, cpu_parts.py, demo.py --------------------------------------------------------------------------
 
 
 def test_threads_are_compared_with_one(monkeypatch, run):
@@ -344,8 +348,30 @@ def test_the_parts_of_a_step_are_in_the_row(monkeypatch, run):
     (row,) = run("cpu_parts", "--steps", 2)
     assert float(row["convolutions"]) > float(row["routing forward"]) == 0
     assert float(row["step"]) > 0
-    assert cpu_parts.part_of("GeneratedBackwardFor_vbcaps_vb_route_defaultBackward") == "routing backward"
-    assert cpu_parts.part_of("GeneratedBackwardFor_vbcaps_em_route_default") == "routing forward"
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    net = CapsNet((4, 2, 2, 2), 1, 3, 20)
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        net(torch.randn(2, 1, 20, 20)).logits.sum().backward()
+    found = {
+        part: [event.key for event in seen.key_averages() if cpu_parts.part_of(event.key) == part] for part in PARTS
+    }
+    assert all(found.values()), found
+
+
+def test_the_demonstration_is_trained_by_both_revisions(monkeypatch, run):
+    demo = importlib.import_module("demo")
+    here, asked = str(BENCHMARKS.parent / "src"), []
+
+    def train(source, seed, epochs):
+        asked.append((source == here, seed, epochs))
+        return (30.0 + seed, 11.0 + seed) if source == here else (60.0, 12.0 + seed)
+
+    monkeypatch.setattr(demo, "train", train)
+    monkeypatch.setattr(demo, "source_of", lambda revision, folder: f"{revision} in {folder}")
+    (row,) = run("demo", "--before", "v1", "--rounds", 3)
+    assert asked == [(False, 0, 1), *((which, seed, None) for seed in range(3) for which in (False, True))]
+    assert [row[name] for name in ("before_s", "now_s", "ratio")] == ["60.0", "31.0", "0.517"]
+    assert [row[name] for name in ("before_error", "now_error")] == ["13.00", "12.00"]
 
 
 def test_the_stem_in_bfloat16_beside_float32(run):

@@ -7,6 +7,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
+from vbcaps.cli import main
 from vbcaps.cli.main import app
 
 
@@ -50,3 +51,19 @@ def test_closed_streams_are_opened_before_a_file_can_take_their_place(tmp_path):
     )
     subprocess.run(["sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, code], check=True, timeout=60)
     assert int((tmp_path / "y").read_text()) > 2
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, ("PASSIVE", "1000")),
+        (dict(GOMP_SPINCOUNT="7"), ("PASSIVE", "7")),
+        (dict(OMP_WAIT_POLICY="ACTIVE"), ("ACTIVE", None)),
+    ],
+)
+def test_threads_sleep_soon_unless_the_user_says_otherwise(given, expected, monkeypatch):
+    environment = dict(given)
+    monkeypatch.setattr(os, "environ", environment)
+    monkeypatch.setattr("vbcaps.cli.main.app", lambda **_: None)
+    main.main()
+    assert (environment.get("OMP_WAIT_POLICY"), environment.get("GOMP_SPINCOUNT")) == expected

@@ -50,7 +50,7 @@ class Op(Generic[In, Out]):
         run: Callable[[In], Out],
         shapes: Callable[[In], Out],
     ):
-        self.inputs, self.outputs, self.run = inputs, outputs, run
+        self.name, self.inputs, self.outputs, self.run = name.split("::")[1], inputs, outputs, run
         self.recorded: Callable[..., tuple[Any, ...]] | None = None
         taken = ", ".join(f"{SCHEMA[kind]} {field}" for field, kind in fields(inputs))
         given = ", ".join("Tensor" for _ in fields(outputs))
@@ -125,17 +125,15 @@ class Op(Generic[In, Out]):
     def _record(self, backward: Callable[..., Any], setup: Callable[[Any, tuple, tuple], None]) -> None:
         """Register a gradient with PyTorch's dispatcher, and as a function of autograd, which is called faster."""
         self.operator.register_autograd(backward, setup_context=setup)
-        op = self
 
-        class Recorded(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx: Any, *values: Any) -> tuple[Any, ...]:
-                output = flatten(op._run(unflatten(op.inputs, iter(values))))
-                setup(ctx, values, output)
-                return output
+        def forward(ctx: Any, *values: Any) -> tuple[Any, ...]:
+            output = flatten(self._run(unflatten(self.inputs, iter(values))))
+            setup(ctx, values, output)
+            return output
 
-        Recorded.backward = staticmethod(backward)  # type: ignore[method-assign]
-        self.recorded = Recorded.apply
+        functions = dict(forward=staticmethod(forward), backward=staticmethod(backward))
+        kind: Any = torch.autograd.function.FunctionMeta(self.name, (torch.autograd.Function,), functions)
+        self.recorded = kind.apply
 
 
 def traced() -> bool:
