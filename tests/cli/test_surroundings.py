@@ -64,6 +64,7 @@ def test_closed_streams_are_opened_before_a_file_can_take_their_place(tmp_path):
 def test_threads_sleep_soon_unless_the_user_says_otherwise(given, expected, monkeypatch):
     environment = dict(given)
     monkeypatch.setattr(os, "environ", environment)
-    monkeypatch.setattr("vbcaps.cli.main.app", lambda **_: None)
+    monkeypatch.setattr(main, "app", lambda **_: None)
+    monkeypatch.setattr(main.fetch, "show", main.fetch.show)
     main.main()
     assert (environment.get("OMP_WAIT_POLICY"), environment.get("GOMP_SPINCOUNT")) == expected
