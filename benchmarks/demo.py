@@ -43,7 +43,8 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         sources = source_of(given.before, folder), str(Path(__file__).resolve().parents[1] / "src")
-        train(sources[0], 0, 1)  # compiles kernels, if they are not built
+        for source in sources:
+            train(source, 0, 1)  # compiles kernels, if they are not built
         turns = [[train(source, seed, given.epochs) for source in sources] for seed in range(given.rounds)]
     row: dict[str, object] = dict(before=given.before, epochs=given.epochs or "", rounds=given.rounds)
     for k, which in enumerate(("before", "now")):

@@ -369,7 +369,11 @@ def test_the_demonstration_is_trained_by_both_revisions(monkeypatch, run):
     monkeypatch.setattr(demo, "train", train)
     monkeypatch.setattr(demo, "source_of", lambda revision, folder: f"{revision} in {folder}")
     (row,) = run("demo", "--before", "v1", "--rounds", 3)
-    assert asked == [(False, 0, 1), *((which, seed, None) for seed in range(3) for which in (False, True))]
+    assert asked == [
+        (False, 0, 1),
+        (True, 0, 1),
+        *((which, seed, None) for seed in range(3) for which in (False, True)),
+    ]
     assert [row[name] for name in ("before_s", "now_s", "ratio")] == ["60.0", "31.0", "0.517"]
     assert [row[name] for name in ("before_error", "now_error")] == ["13.00", "12.00"]
 

@@ -48,7 +48,13 @@ def run(words: list[str], folder: str) -> int:
     watching = Path(folder, "c++")  # last, so that its -O1 holds
     watching.write_text(f'#!/bin/sh\nexec {shlex.join(compiler)} "$@" {WATCH}\n')
     watching.chmod(0o755)
-    kernels = dict(CXX=str(watching), VBCAPS_CPU="native", VBCAPS_CACHE=folder, LD_PRELOAD=preloaded(compiler))
+    kernels = dict(
+        CXX=str(watching),
+        VBCAPS_CPU="native",
+        VBCAPS_MEMORY="system",
+        VBCAPS_CACHE=folder,
+        LD_PRELOAD=preloaded(compiler),
+    )
     command = [sys.executable, "-m", "pytest", "-q", "--capture=sys", *words]
     return subprocess.run(command, cwd=ROOT, env=os.environ | OPTIONS | kernels).returncode
 

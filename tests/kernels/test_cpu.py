@@ -29,6 +29,7 @@ from kernels.harness import (
     routed_here,
 )
 from kernels.training import assert_training_drifts_no_further_than_rounding, stripes
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vbcaps import CapsNet, Capsules, ClassCaps, ConvCaps, Prior
@@ -317,6 +318,17 @@ def test_only_what_is_watched_goes_through_the_dispatcher(routing, monkeypatch):
 
     with Watch(), pytest.raises(AssertionError, match="dispatched"):
         layer(caps)
+
+
+@needs_kernels
+@pytest.mark.parametrize("mode", [nullcontext, torch.no_grad])
+def test_other_kinds_of_tensor_go_through_the_dispatcher(mode):
+    layer = ConvCaps(2, 3, 2)
+    a, pose = torch.rand(3, 3, 3, 2), torch.randn(3, 3, 3, 2, 4, 4)
+    expected = layer(Capsules(a, pose))
+    with mode():
+        found = layer(Capsules(TwoTensor(a, a), TwoTensor(pose, pose)))
+    assert torch.equal(found.poses.a, expected.poses)
 
 
 # --- without a compiler, and with a broken library --------------------------------------------------------------

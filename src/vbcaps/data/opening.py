@@ -36,7 +36,7 @@ REPAIR = "replace it or take it away"
 SAID = (Damaged, OSError, SyntaxError, Image.DecompressionBombError)  # errors whose words are meant for people
 
 # An image's pixels are one block of memory, so that those of a large image go back to the system when they are freed.
-# Of Pillow's own blocks of 16 MB, and of a last, smaller one, the threads that had them would keep some.
+# Smaller blocks, such as Pillow's of 16 MB, would partly stay with the threads that allocated them.
 Image.core.set_block_size(1 << 30)
 
 

@@ -1,7 +1,7 @@
 """Dynamic routing by a backend's passes: the fast twin of routing/dynamic.py.
 
-Scores are linear in a vote here: b_ij is sum_d w_jd V_ijd, where w_j is the sum of the parent's poses so far. VB and EM
-have this pass in their backward. The update of a parent is short, and written in plain PyTorch.
+Scores are linear in a vote here: b_ij is sum_d w_jd V_ijd, where w_j is the sum of the parent's poses so far. The
+update of a parent is short, and written in plain PyTorch.
 """
 
 from typing import NamedTuple

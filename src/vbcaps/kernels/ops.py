@@ -66,14 +66,10 @@ class Op(Generic[In, Out]):
         self.operator.register_fake(flat_shapes)
 
     def __call__(self, inputs: In) -> Out:
-        if traced():
-            return self.outputs(*self.operator(*flatten(inputs)))
-        if not torch.is_grad_enabled():
-            return self._run(inputs)
         values = flatten(inputs)
-        if self.recorded is None or any(isinstance(x, Tensor) and type(x) not in PLAIN for x in values):
+        if traced() or self.recorded is None or any(isinstance(x, Tensor) and type(x) not in PLAIN for x in values):
             return self.outputs(*self.operator(*values))
-        return self.outputs(*self.recorded(*values))
+        return self.outputs(*self.recorded(*values)) if torch.is_grad_enabled() else self._run(inputs)
 
     def _run(self, inputs: In) -> Out:
         first: Any = inputs

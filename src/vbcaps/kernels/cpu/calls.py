@@ -83,11 +83,12 @@ _PRESENT = _Present()
 @contextmanager
 def prepared(v: Votes) -> Iterator[None]:
     """Make the structure of the votes once for all calls within the context."""
+    before = _PRESENT.votes, _PRESENT.structure
     _PRESENT.votes, _PRESENT.structure = v, _votes(v)
     try:
         yield
     finally:
-        _PRESENT.votes = _PRESENT.structure = None
+        _PRESENT.votes, _PRESENT.structure = before
 
 
 def _votes(v: Votes) -> _Votes:

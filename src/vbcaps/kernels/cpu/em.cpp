@@ -11,14 +11,14 @@ constexpr double LN2PI = 1.8378770664093453;
 // The Gaussians of the parents of one type at one position, for N images.
 struct Mixture {
   double *r, *inv_r, *ln_var, *cost, *logit, *more[3];  // n; cost: per r_j
-  float *scale, *numbers, *spread, *var, *poses[4];     // n, 3 n, d n, d n, d n
+  float *scale, *numbers, *spread, *var, *poses[4];     // n, 2 n, d n, d n, d n
 
   explicit Mixture(Long N) {
-    scratch.reserve((size_t)(8 * 2 * N + 6 * D * N + 4 * N), 16);
+    scratch.reserve((size_t)(8 * 2 * N + 6 * D * N + 3 * N), 16);
     for (double** x : {&r, &inv_r, &ln_var, &cost, &logit, more, more + 1, more + 2})
       *x = reinterpret_cast<double*>(scratch.take(2 * N));
     scale = scratch.take(N);
-    numbers = scratch.take(3 * N);
+    numbers = scratch.take(2 * N);
     for (float** x : {&spread, &var, poses, poses + 1, poses + 2, poses + 3}) *x = scratch.take(D * N);
   }
 
@@ -114,7 +114,7 @@ void em_grad_parent(const float* rj, const float* S, const float* m, const float
         });
         of_votes.put_pose(2 * t, l, j, gb_j);
         of_votes.put_pose(4 * T - 2, l, j, m_j, -1.0f);
-        if (t == 0) of_votes.put_number(l, j, nullptr, q.numbers + 2 * N);
+        if (t == 0) of_votes.put_number(l, j, nullptr, q.numbers + N);
       } else {
         const float *const U1_j = U1 + at, *const U2_j = U2 + at;
         float *const E = q.poses[0], *const around_last = q.poses[1];
@@ -134,7 +134,7 @@ void em_grad_parent(const float* rj, const float* S, const float* m, const float
         of_votes.put_pose(2 * t, l, j, E);
         of_votes.put_pose(2 * (T + t), l, j, score_E);
         of_votes.put_pose(2 * (T + t) + 1, l, j, score_C);
-        if (t == 0) of_votes.put_number(l, j, around_last, q.numbers + 2 * N);
+        if (t == 0) of_votes.put_number(l, j, around_last, q.numbers + N);
       }
       of_votes.put_pose(2 * t + 1, l, j, gS_j);
       sum_over_pose(of_r, spread, N);

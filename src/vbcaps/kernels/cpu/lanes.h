@@ -1,8 +1,8 @@
 // The code that the C++ kernels share: vectors, functions of numbers, scratch memory, and the votes' inputs.
 //
-// A vector holds one number for each of WIDTH images or, where that wastes fewer entries, for each of WIDTH types of one
-// image. An entry of a vote is sum_q M[p, q] W[q, r]: the pose differs from image to image and the weight is the same for
-// all, or the weight differs from type to type and the pose is the same for all.
+// A vector holds one number for each of WIDTH images or, where that wastes fewer entries, for each of WIDTH types of
+// one image. An entry of a vote is sum_q M[p, q] W[q, r]: the pose differs from image to image and the weight is the
+// same for all, or the weight differs from type to type and the pose is the same for all.
 
 #pragma once
 
@@ -239,7 +239,7 @@ struct Scratch {
 
 inline thread_local Scratch scratch;
 
-// The inputs of the votes; cpu/launch.py has the same structure.
+// The inputs of the votes; cpu/calls.py has the same structure.
 struct Votes {
   const float *a, *pose, *W, *coordinates;  // c n; c p n r; g j p r; i 2 or null
   const Long* child;                  // l i
@@ -315,9 +315,9 @@ struct Lanes {
   }
 };
 
-// What the parents add to the gradients of votes (kernels/backend.py, grad_votes), in the order in which it is read. For
-// each block and unit there are the poses E_0, C_0 / 2, E_1, C_1 / 2, ..., -m as vectors. Then comes a number that lets the
-// first iteration's gradient of responsibilities use them, too:
+// What the parents add to the gradients of votes (kernels/backend.py, grad_votes), in the order in which it is read.
+// For each block and unit there are the poses E_0, C_0 / 2, E_1, C_1 / 2, ..., -m as vectors. Then comes a number that
+// lets the first iteration's gradient of responsibilities use them, too:
 //
 //   dR_ij = gr_j + sum_d y_d (gb_d + gS_d y_d)            with y = V_ij - m_0
 //         = gr_j + number + sum_d x_d (E_0d + C_0d / 2 x_d)   with x = V_ij - m = y - s

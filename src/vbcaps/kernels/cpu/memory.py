@@ -1,8 +1,9 @@
 """Large memory of the CPU kernels: what one step frees serves the next.
 
 A C library gives large freed blocks back to the system, which hands them out again page by page and filled with zeros;
-for these kernels that is a sixth of a step. So tensors of a megabyte and more lie in regions of our own. Memory that
-was not used for a while goes back to the system, and ``give_back`` returns all that is free.
+for these kernels that is a fifth of a step. So on Linux tensors of a megabyte and more lie in regions of our own,
+unless ``VBCAPS_MEMORY=system``. Memory that some hundred large tensors did not need goes back to the system, and
+``give_back`` returns all that is free.
 """
 
 import collections
@@ -12,6 +13,7 @@ import os
 import sys
 import threading
 import weakref
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -19,9 +21,9 @@ from torch import Tensor
 
 SMALLEST = 1 << 20  # bytes of a tensor; what is smaller is left to the C library
 REGION = 1 << 28  # bytes of addresses: only those that are written to take memory
-PAGE = 1 << 12
-MAPPED = sys.platform == "linux"  # other systems' own memory was not measured
-WINDOW = 256  # tensors: memory that was not used for so many goes back
+PAGE = mmap.PAGESIZE
+MAPPED = sys.platform == "linux" and os.environ.get("VBCAPS_MEMORY") != "system"
+WINDOW = 256  # large tensors; memory that was needed neither in this window nor in the last one goes back
 
 
 class Region:
@@ -30,8 +32,8 @@ class Region:
     def __init__(self, size: int):
         self.map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.gaps = [(0, size)]  # begin, end
-        self.written = self.high = self.high_before = 0  # ends of what was used: ever, in this window, in the last one
-        if hasattr(mmap, "MADV_HUGEPAGE"):
+        self.written = self.high = self.high_before = 0  # ends of what was taken: ever, in this window, in the last one
+        with suppress(AttributeError, OSError):  # systems without huge pages
             self.map.madvise(mmap.MADV_HUGEPAGE)
 
     def take(self, size: int) -> int | None:
@@ -55,20 +57,17 @@ class Region:
                 self.gaps.append((begin, end))
 
     def end_window(self) -> None:
-        """Give back what was used neither in this window nor in the last one."""
-        self.forget(max(self.high, self.high_before))
-        self.high_before, self.high = self.high, self.used()
+        """Give back what was needed neither in this window nor in the last one."""
+        self.give_back(max(self.high, self.high_before))
+        self.high_before, self.high = self.high, 0
 
-    def used(self) -> int:
-        """Return where the last gap begins, if nothing comes after it, or the end of the region."""
-        return self.gaps[-1][0] if self.gaps and self.gaps[-1][1] == len(self.map) else len(self.map)
-
-    def forget(self, begin: int) -> None:
-        """Give back what is written beyond this place, where nothing is used."""
-        begin = max(begin, self.used())
-        if begin < self.written:
-            self.map.madvise(mmap.MADV_DONTNEED, begin, self.written - begin)
-            self.written = begin
+    def give_back(self, keep: int = 0) -> None:
+        """Give gaps back to the system, but for what begins before ``keep``."""
+        for begin, end in self.gaps:
+            begin, end = max(begin, keep), min(end, self.written)
+            if begin < end:
+                self.map.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+                self.written = begin if end == self.written else self.written
 
 
 class Memory:
@@ -90,16 +89,16 @@ class Memory:
         if found is None:
             return like.new_empty(shape)
         region, begin, end = found
-        array = np.frombuffer(region.map, np.float32, size // 4, begin)  # the tensor keeps it until nothing reads it
+        array = np.ndarray(shape, np.float32, region.map, begin)  # the tensor keeps it until nothing reads it
         weakref.finalize(array, self.freed.append, (region, begin, end)).atexit = False
-        return torch.from_numpy(array).view(shape)
+        return torch.from_numpy(array)
 
     def give_back(self) -> None:
         """Return the memory that no tensor uses to the system."""
         with self.lock:
             self._collect()
             for region in self.regions:
-                region.forget(0)
+                region.give_back()
 
     def _take(self, size: int) -> tuple[Region, int, int] | None:
         self._collect()
@@ -110,12 +109,12 @@ class Memory:
         for region in self.regions:
             if (begin := region.take(size)) is not None:
                 return region, begin, begin + size
-        try:
-            self.regions.append(Region(max(REGION << len(self.regions), size)))
-        except (OSError, ValueError):  # the addresses of this process are limited
-            return None
-        self.regions[-1].take(size)
-        return self.regions[-1], 0, size
+        for wanted in (max(REGION << len(self.regions), size), size):
+            with suppress(OSError, ValueError):  # the addresses of this process are limited
+                self.regions.append(Region(wanted))
+                self.regions[-1].take(size)
+                return self.regions[-1], 0, size
+        return None
 
     def _collect(self) -> None:
         while self.freed:

@@ -180,7 +180,7 @@ INLINE void grad_logits(float* d, const float* a, const float* da, const float* 
 }
 
 // The vectors in the capsules of a map.
-INLINE Long work_of(Long P, Long J, Long N) { return P * J * N; }
+INLINE Long vectors_of(Long P, Long J, Long N) { return P * J * N; }
 
 }  // namespace
 
@@ -242,7 +242,7 @@ void norm_primary(const float* x, Long how_z, const float* mean_z, const float* 
   const Long F = 17 * J, shares = parts(N * P, SHARE);
   const auto shift_z = [=](Long j) { return (double)x[16 * J + j]; };
   const auto shift_m = [=](Long j) { return (double)x[16 * j]; };
-  const int woken = threads_for(threads, work_of(P, J, N));
+  const int woken = threads_for(threads, vectors_of(P, J, N));
   std::vector<Sums> sums_z, sums_m;
   if (how_z == BATCH || how_m == BATCH) {
     std::vector<Sums> rows_z((size_t)(shares * J)), rows_m((size_t)(shares * J));
@@ -304,7 +304,7 @@ void norm_primary_grad(const float* logit, const float* a, const float* pose, co
   if (!dpose) sums_m.assign((size_t)J, {0, 0});
   const std::vector<Back> types_z = backs(how_z, found_z, J, N * P, sums_z);
   const std::vector<Back> types_m = backs(how_m, found_m, J, 16 * N * P, sums_m);
-#pragma omp parallel for schedule(static) num_threads(threads_for(threads, work_of(P, J, N)))
+#pragma omp parallel for schedule(static) num_threads(threads_for(threads, vectors_of(P, J, N)))
   for (Long p = 0; p < P; p++) {
     for (Long j = 0; j < J; j++) {
       const Back back = types_m[(size_t)j];

@@ -1,8 +1,8 @@
 // The passes over votes for CPUs: the twins of triton/passes.py, which defines them. No vote leaves the registers.
 //
-// A task is a field, WIDTH images (or one image, if vectors are of types), and some units. It gathers the poses of the
-// field's children and writes to its own memory. Sums over tasks are added in an order that does not depend on the number
-// of threads, so results are the same in every run.
+// A task is a field, WIDTH images (or one image, if vectors are of types), and some units. It gathers the poses of some
+// of the field's children at a time, and writes to its own memory. Sums over tasks are added in an order that does not
+// depend on the number of threads, so results are the same in every run.
 
 #include "lanes.h"
 
@@ -242,8 +242,8 @@ struct Moments {
 enum Of { SCORES, AGREEMENTS, RESPONSIBILITIES };
 
 // Computes a number per vote: the score K_j - 1/2 sum_d lambda_jd x_d^2 with x = V_ij - m_j, lambda in B and K_j in
-// constant; the agreement sum_d w_jd V_ijd, w in A; or dR_ij = gr_j + sum_d x_d (gb_jd + gS_jd x_d), with gb in A, gS in B
-// and gr in constant.
+// constant; the agreement sum_d w_jd V_ijd, w in A; or dR_ij = gr_j + sum_d x_d (gb_jd + gS_jd x_d), with gb in A, gS in
+// B and gr in constant.
 template <bool TYPES, Of OF>
 struct OfVotes {
   const Votes& v;
@@ -346,8 +346,8 @@ void normalise(const Votes& v, float* z) {
 
 // --- backward --------------------------------------------------------------------------------------------------------
 
-// Writes s_c, the sum of r dR over a child's parents, and writes it to da or adds it. GradScores subtracts s_c from dR, as
-// the gradient of the softmax demands.
+// Writes s_c, the sum of r dR over a child's parents, and writes it to da or adds it. GradScores subtracts s_c from dR,
+// as the gradient of the softmax demands.
 void sum_over_parents(const Votes& v, const float* r, const float* dR, float* s_c, float* da, bool add) {
   const Lanes s(v);
   const auto sum_of = [](vec x, vec y) { return x + y; };
@@ -480,8 +480,8 @@ struct GradVotes {
     Long child(const Votes& v, Long c) const { return v.child[l * v.I + slots[c].i]; }
   };
 
-  // Computes d = dV_ij for n slots; number k of slot c, s_k, lies in share + (k n + c) WIDTH. `gr_j` is what dR_ij begins
-  // with. Half a term C_k meets 2 x.
+  // Computes d = dV_ij for n slots; number k of slot c, s_k, lies in share + (k n + c) WIDTH. `gr_j` is what dR_ij
+  // begins with. Half a term C_k meets 2 x.
   template <int n>
   INLINE void grad_votes(const Slot* slots, const float* of_unit, const float* share, const float* P, const float* W,
                          float* d, float* dR, vec gr_j) const {
@@ -781,11 +781,12 @@ void grad_votes(const Votes* v, float* terms, const float* r, const float* dz, L
     GradVotes<false>{*v, s, weights, of_votes, r, dz, T, gr, da}.all(dpose, dW);
 }
 
-// Writes x, l j d n, as pose k of the terms; C_k / 2 for a C_k.
+// Writes x, l j d n, as pose k of the terms.
 void put_term(const float* x, float* terms, Long k, Long T, Long L, Long J, Long N) {
   const Terms of_votes(terms, T, Lanes(L, 0, J, N));
+  const bool half = k % 2 == 1 && k < 4 * T - 2;  // a C_k
   for (Long l = 0; l < L; l++)
-    for (Long j = 0; j < J; j++) of_votes.put_pose(k, l, j, x + (l * J + j) * D * N);
+    for (Long j = 0; j < J; j++) of_votes.put_pose(k, l, j, x + (l * J + j) * D * N, half ? 0.5f : 1.0f);
 }
 
 }  // extern "C"

@@ -59,7 +59,7 @@ INLINE double trigamma_of_nu(double nu, bool wishart) {
 
 }  // namespace
 
-// cpu/launch.py has the same structure. A step leads from one type to the next, and is 0 if all types share a value.
+// cpu/calls.py has the same structure. A step leads from one type to the next, and is 0 if all types share a value.
 struct VBPrior {
   const float *alpha0, *kappa0, *nu0, *inv_psi0;
   Long alpha0_step, kappa0_step, nu0_step, inv_psi0_step;
