@@ -6,7 +6,7 @@ Where there are neither built kernels nor a compiler only the tests of that rema
 import ctypes
 import math
 import os
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
 import pytest
 import torch
@@ -34,7 +34,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vbcaps import CapsNet, Capsules, ClassCaps, ConvCaps, Prior
 from vbcaps.kernels import backend_for, dynamic, em, route, vb
-from vbcaps.kernels.cpu import build, launch, library
+from vbcaps.kernels.backend import Votes, backend_named
+from vbcaps.kernels.cpu import build, calls, launch, library
 from vbcaps.losses import activation_nll_loss
 from vbcaps.routing import VBRouting
 from vbcaps.routing.fields import conv_fields
@@ -164,6 +165,53 @@ def test_a_package_gives_the_bits_of_kernels_that_are_compiled_for_this_machine(
         monkeypatch.setattr(library, "_library", lambda loaded=loaded: loaded)
         found.append(routed(p, "cpu"))
     assert_same_bits(*found)
+
+
+@needs_kernels
+@pytest.mark.parametrize("batch", [2, 19])  # vectors of types, and of images
+def test_any_terms_go_into_the_gradients_of_votes(batch):
+    """Every kind of term, as a caller puts it, where VB and EM write their own."""
+    p, T = problem(make_routing("dynamic", 5), size=(4, 5), types=3, kernel=(2, 3), parents=5, batch=batch), 3
+    values = [torch.randn(len(p.fields.child), 5, batch, 4, 4) for _ in range(4 * T - 1)]
+
+    def gradients(name):
+        run = backend_named(name)
+        index = (p.fields.child, p.fields.parents, p.fields.seen, p.fields.types)
+        v = Votes(p.a.T.contiguous(), run.lay_poses(p.pose), p.W, None, *index, name)
+        C, N, L, _, J = v.sizes
+
+        def laid(x):
+            run.as_poses(made := run.new_poses(v.a, L, J, N)).copy_(x)
+            return made
+
+        r, dz, terms = run.new_slots(v, T - 1), run.new_slots(v, T - 1), run.new_terms(v, T)
+        for k, slots in enumerate([*r, *dz]):
+            run.scores(v, laid(values[k]), laid(values[k + 1].abs()), torch.zeros(L, J, N), slots)
+        for k, value in enumerate(values):
+            run.put_term(terms, k, laid(value), T)
+        if name == "cpu":
+            terms[..., -launch.vectors(v)[-1] :] = 0  # a number, which is not asked for here
+        dpose, dW = run.grad_votes(v, terms, r, dz, T, None, torch.zeros(C, N))
+        return run.as_poses(dpose), dW
+
+    for found, expected in zip(gradients("cpu"), gradients("plain"), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+@needs_kernels
+def test_votes_are_forgotten_after_a_call_and_after_an_error():
+    p = problem(make_routing("dynamic", 3), batch=1)
+    run = backend_named("cpu")
+    index = (p.fields.child, p.fields.parents, p.fields.seen, p.fields.types)
+    v, other = (Votes(p.a.T.contiguous(), run.lay_poses(p.pose), k * p.W, None, *index, "cpu") for k in (1, 2))
+    with suppress(KeyError), calls.prepared(v):
+        assert calls._votes(v) is calls._votes(v)
+        assert other.W.data_ptr() == calls._votes(other).W
+        with calls.prepared(other):
+            assert calls._votes(other) is calls._votes(other)
+        assert calls._votes(v) is calls._votes(v)
+        raise KeyError
+    assert calls._PRESENT.votes is calls._PRESENT.structure is None
 
 
 # --- bits, threads, hard inputs ---------------------------------------------------------------------------------
