@@ -31,8 +31,8 @@ def random_problem(
 
 
 def tensors(q):
-    """Return what routing knows about its parents by name, without the prior."""
-    return {name: x for name, x in q._asdict().items() if name != "prior"}
+    """Return what routing knows about its parents by name, without the prior and the softness."""
+    return {name: x for name, x in q._asdict().items() if name not in ("prior", "temper")}
 
 
 def extreme_inputs(dtype=torch.float32, dim=4):

@@ -33,6 +33,17 @@ def digamma(x: Tensor) -> Tensor:
     return y.log() - 0.5 / y - series - shift
 
 
+def lgamma(x: Tensor) -> Tensor:
+    r"""Return $\ln \Gamma(x)$ for $x > 0$; an exported graph carries recurrence and series, as in `digamma`."""
+    if not torch.compiler.is_exporting():
+        return torch.lgamma(x)
+    shift = (x[..., None] + torch.arange(8, dtype=x.dtype, device=x.device)).log().sum(-1)
+    y = x + 8
+    u = 1 / (y * y)
+    series = (1 / 12 - u * (1 / 360 - u * (1 / 1260 - u / 1680))) / y
+    return (y - 0.5) * y.log() - y + 0.5 * LN2PI + series - shift
+
+
 def multivariate_digamma(x: Tensor, dim: int) -> Tensor:
     r"""Return $\sum_{i=0}^{D-1} \psi(x - i/2)$, for $x > (D-1)/2$."""
     steps = torch.arange(dim, device=x.device, dtype=x.dtype) / 2
@@ -165,7 +176,7 @@ def gaussian_gamma_kl(
     s, s0 = nu / 2, nu0 / 2
     ratio = psi * inv_psi0  # rate0 / rate
     gaussian = 0.5 * (kappa.log() - kappa0.log() + kappa0 / kappa - 1 + kappa0 * nu * psi * (m - m0) ** 2)
-    gamma = (s - s0) * digamma(s) - torch.lgamma(s) + torch.lgamma(s0) - s0 * ratio.log() + s * (ratio - 1)
+    gamma = (s - s0) * digamma(s) - lgamma(s) + lgamma(s0) - s0 * ratio.log() + s * (ratio - 1)
     return (gaussian + gamma).sum(-1)
 
 

@@ -68,6 +68,11 @@ def problem(
 
 
 ROUTINGS = (
+    "vb-gamma-agreement-shared",
+    "vb-gamma-agreement-typed-soft",
+    "vb-wishart-agreement-fixed",
+    "vb-gamma-information-typed",
+    "vb-gamma-information-fixed-soft",
     "vb-gamma-released-shared",
     "vb-gamma-paper-typed",
     "vb-gamma-released-fixed",
@@ -80,7 +85,8 @@ ROUTINGS = (
 
 
 def make_routing(case, parents=3, iters=3, seed=0):
-    """A routing with random offsets; VB with random priors: learned, shared by all types or one each, or fixed."""
+    """A routing with random offsets; VB with random priors: learned, shared by all types or one each, or fixed; soft
+    assigns with a temper of 1/16."""
     gen = torch.Generator().manual_seed(seed)
     kind, *how = case.split("-")
     if kind == "dynamic":
@@ -89,7 +95,7 @@ def make_routing(case, parents=3, iters=3, seed=0):
         schedule = dict(temperature=0.5, growth=0.5, min_var=0.1) if how == ["warm"] else dict(min_var=1e-4)
         routing = EMRouting(parents, iters=iters, **schedule)
     else:
-        precision, activation, prior = how
+        precision, activation, prior, *soft = how
         types = (parents,) if prior == "typed" else ()
         above = 15.0 if precision == "wishart" else 0.0
         positive = [0.3 + torch.rand(shape, generator=gen) for shape in (types, types, (*types, 16), types)]
@@ -97,7 +103,8 @@ def make_routing(case, parents=3, iters=3, seed=0):
         m0 = 0.5 * torch.randn(*types, 16, generator=gen)
         learn = () if prior == "fixed" else "all"
         prior = Prior(alpha0, m0, kappa0, Psi0, above + 3 * excess, precision=precision, learn=learn)
-        routing = VBRouting(parents, iters=iters, activation=activation, prior=prior)
+        temper = 1 / 16 if soft else 1.0
+        routing = VBRouting(parents, iters=iters, activation=activation, temper=temper, prior=prior)
     with torch.no_grad():
         for beta in (routing.beta_a, routing.beta_u):
             beta.copy_(torch.randn(parents, generator=gen))

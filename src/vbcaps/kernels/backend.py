@@ -104,6 +104,14 @@ class Normaliser(Protocol):
 NormedCapsules = tuple[Tensor, Tensor, Tensor]  # activations, logits, poses
 
 
+class VBRule(NamedTuple):
+    """How VB routing turns its posterior into assignments and activations."""
+
+    wishart: bool  # E[ln|Lambda|] is the Wishart's
+    activation: str  # one of routing.vb.ACTIVATIONS
+    temper: float  # softness of the assignment
+
+
 class VBResult(NamedTuple):
     """VB's result for each parent, besides its moments."""
 
@@ -286,17 +294,17 @@ class Backend(Protocol):
     # --- VB at a parent ---------------------------------------------------------------------------------------------
 
     def vb_update(
-        self, moments: Moments, spread: Tensor, prior: PriorTensors, wishart: bool, lam: Tensor, K: Tensor
+        self, moments: Moments, spread: Tensor, prior: PriorTensors, rule: VBRule, lam: Tensor, K: Tensor
     ) -> None:
-        """Update q(pi, mu, Lambda): from ``rj`` and the parts of S, write S, ``lam = nu psi`` and K for ``scores``."""
+        """Update q(pi, mu, Lambda): from ``rj`` and the parts of S, write S, and ``lam = nu psi`` and K for ``scores``,
+        both times ``rule.temper``."""
 
     def vb_logit(
         self,
         moments: Moments,
         spread: Tensor,
         prior: PriorTensors,
-        wishart: bool,
-        paper: bool,
+        rule: VBRule,
         beta_a: Tensor,
         beta_u: Tensor,
         result: VBResult,
@@ -308,8 +316,7 @@ class Backend(Protocol):
         moments: Moments,
         last_m: Tensor,
         prior: PriorTensors,
-        wishart: bool,
-        paper: bool,
+        rule: VBRule,
         beta_u: Tensor,
         result: VBResultGrads | None,
         U: ScoreSums,

@@ -12,7 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vbcaps.distributions import LN2PI, expected_log_pi, expected_logdet_gamma, expected_logdet_wishart
+from vbcaps.distributions import (
+    LN2PI,
+    expected_log_pi,
+    expected_logdet_gamma,
+    expected_logdet_wishart,
+    gaussian_gamma_kl,
+)
 from vbcaps.kernels.backend import (
     EMResultGrads,
     MomentGrads,
@@ -24,6 +30,7 @@ from vbcaps.kernels.backend import (
     ScoreSums,
     VBResult,
     VBResultGrads,
+    VBRule,
     Votes,
 )
 from vbcaps.kernels.norm import plain_batch_norm, plain_parents, plain_primary
@@ -193,33 +200,37 @@ class Plain:
     # --- VB at a parent ---------------------------------------------------------------------------------------------
 
     def vb_update(
-        self, moments: Moments, spread: Tensor, prior: PriorTensors, wishart: bool, lam: Tensor, K: Tensor
+        self, moments: Moments, spread: Tensor, prior: PriorTensors, rule: VBRule, lam: Tensor, K: Tensor
     ) -> None:
         moments.S.copy_(spread.sum(0))
-        q = VBParent(moments, prior, wishart)
+        q = VBParent(moments, prior, rule.wishart)
         E_ln_pi, E_lndet = q.expectations()
-        lam.copy_(q.nu[..., None, None] * q.psi)
-        K.copy_(E_ln_pi + 0.5 * E_lndet - 8 / q.kappa)
+        lam.copy_(rule.temper * q.nu[..., None, None] * q.psi)
+        K.copy_(rule.temper * (E_ln_pi + 0.5 * E_lndet - 8 / q.kappa))
 
     def vb_logit(
         self,
         moments: Moments,
         spread: Tensor,
         prior: PriorTensors,
-        wishart: bool,
-        paper: bool,
+        rule: VBRule,
         beta_a: Tensor,
         beta_u: Tensor,
         result: VBResult,
     ) -> None:
         moments.S.copy_(spread.sum(0))
-        q = VBParent(moments, prior, wishart)
+        q = VBParent(moments, prior, rule.wishart)
         E_ln_pi, E_lndet = q.expectations()
-        if paper:
-            agreement = (of_types(beta_u) + E_ln_pi + E_lndet) * moments.rj
+        beta_a, beta_u = of_types(beta_a), of_types(beta_u)
+        if rule.activation == "agreement":
+            logit = beta_a + (E_ln_pi + 0.5 * E_lndet - beta_u) * moments.rj
+        elif rule.activation == "paper":
+            logit = beta_a - (beta_u + E_ln_pi + E_lndet) * moments.rj
+        elif rule.activation == "information":
+            logit = beta_a - beta_u + q.divergence(moments.m, prior)
         else:
-            agreement = E_ln_pi.exp() * 0.5 * (16 * (1 + LN2PI) - E_lndet) + of_types(beta_u)
-        found = VBResult(of_types(beta_a) - agreement, q.alpha, q.kappa, q.psi, q.nu, E_ln_pi, E_lndet)
+            logit = beta_a - (E_ln_pi.exp() * 0.5 * (16 * (1 + LN2PI) - E_lndet) + beta_u)
+        found = VBResult(logit, q.alpha, q.kappa, q.psi, q.nu, E_ln_pi, E_lndet)
         for room, x in zip(result, found, strict=True):
             room.copy_(x)
 
@@ -228,8 +239,7 @@ class Plain:
         moments: Moments,
         last_m: Tensor,
         prior: PriorTensors,
-        wishart: bool,
-        paper: bool,
+        rule: VBRule,
         beta_u: Tensor,
         result: VBResultGrads | None,
         U: ScoreSums,
@@ -239,36 +249,46 @@ class Plain:
         iters: int,
         gamma: Tensor | None,
     ) -> None:
-        q = VBParent(moments, prior, wishart)
+        q = VBParent(moments, prior, rule.wishart)
         E_ln_pi, E_lndet = q.expectations()
         none, psi = torch.zeros_like(q.alpha), q.psi
         drj, dlam, dpsi, dm = none, torch.zeros_like(psi), torch.zeros_like(psi), torch.zeros_like(psi)
         dalpha, dkappa, dnu = none, none, none
-        if result is None:  # K = E[ln pi] + E[ln det] / 2 - D / (2 kappa), lam = nu psi
-            dE_ln_pi, dE_lndet = U.U0[0], 0.5 * U.U0[0]
-            dkappa = 8 / q.kappa.square() * U.U0[0]
-            dlam, dm = -0.5 * U.U2[0], q.nu[..., None, None] * psi * U.U1[0]
+        if result is None:  # K = t (E[ln pi] + E[ln det] / 2 - D / (2 kappa)), lam = t nu psi
+            U0, U1, U2 = (rule.temper * x[0] for x in U)
+            dE_ln_pi, dE_lndet = U0, 0.5 * U0
+            dkappa = 8 / q.kappa.square() * U0
+            dlam, dm = -0.5 * U2, q.nu[..., None, None] * psi * U1
         else:
-            if paper:  # logit = beta_a - (beta_u + E[ln pi] + E[ln det]) r_j
-                dE_ln_pi = dE_lndet = -moments.rj * result.logit
-                drj = -(of_types(beta_u) + E_ln_pi + E_lndet) * result.logit
-            else:  # logit = beta_a - (exp(E[ln pi]) H + beta_u), H = D/2 ln(2 pi e) - E[ln det] / 2
-                H = 0.5 * (16 * (1 + LN2PI) - E_lndet)
-                dE_ln_pi, dE_lndet = -E_ln_pi.exp() * H * result.logit, 0.5 * E_ln_pi.exp() * result.logit
             given = (result.m, result.alpha, result.kappa, result.psi, result.nu)
             dm, dalpha, dkappa, dpsi, dnu = (
                 zero if x is None else x for x, zero in zip(given, (dm, none, none, dpsi, none), strict=True)
             )
+            dE_ln_pi, dE_lndet = none, none
+            if rule.activation == "agreement":  # logit = beta_a + (E[ln pi] + E[ln det] / 2 - beta_u) r_j
+                dE_ln_pi, dE_lndet = moments.rj * result.logit, 0.5 * moments.rj * result.logit
+                drj = (E_ln_pi + 0.5 * E_lndet - of_types(beta_u)) * result.logit
+            elif rule.activation == "paper":  # logit = beta_a - (beta_u + E[ln pi] + E[ln det]) r_j
+                dE_ln_pi = dE_lndet = -moments.rj * result.logit
+                drj = -(of_types(beta_u) + E_ln_pi + E_lndet) * result.logit
+            elif rule.activation == "information":  # logit = beta_a - beta_u + KL[q || prior]
+                of_m, of_kappa, of_psi, of_nu = q.of_divergence(moments.m, prior)
+                of_poses = result.logit[..., None, None]
+                dm, dpsi = dm + of_poses * of_m, dpsi + of_poses * of_psi
+                dkappa, dnu = dkappa + result.logit * of_kappa, dnu + result.logit * of_nu
+            else:  # logit = beta_a - (exp(E[ln pi]) H + beta_u), H = D/2 ln(2 pi e) - E[ln det] / 2
+                H = 0.5 * (16 * (1 + LN2PI) - E_lndet)
+                dE_ln_pi, dE_lndet = -E_ln_pi.exp() * H * result.logit, 0.5 * E_ln_pi.exp() * result.logit
         of_all = trigamma(q.alpha.sum(1, keepdim=True)) * dE_ln_pi.sum(1, keepdim=True)
         dalpha = dalpha + trigamma(q.alpha) * dE_ln_pi - of_all
-        steps = torch.arange(16 if wishart else 1, dtype=psi.dtype, device=psi.device)
-        of_nu = 0.5 * trigamma((q.nu[..., None] - steps) / 2).sum(-1) * (1 if wishart else 16)
+        steps = torch.arange(16 if rule.wishart else 1, dtype=psi.dtype, device=psi.device)
+        of_nu = 0.5 * trigamma((q.nu[..., None] - steps) / 2).sum(-1) * (1 if rule.wishart else 16)
         dnu = dnu + of_nu * dE_lndet + (dlam * psi).sum((-2, -1))
         dpsi = dpsi + dE_lndet[..., None, None] / psi + dlam * q.nu[..., None, None]
         g.gb.copy_(dm / q.kappa[..., None, None])
         g.gS.copy_(-psi.square() * dpsi)
         g.gr.copy_(dalpha + dkappa + dnu + drj)
-        lam = None if result is not None else q.nu[..., None, None] * psi
+        lam = None if result is not None else rule.temper * q.nu[..., None, None] * psi
         self._put_terms(moments.m, last_m, g, lam, terms, t, iters)
         if gamma is not None:
             gamma.copy_(torch.stack([dalpha, dkappa, dnu]))
@@ -371,6 +391,23 @@ class VBParent:
         if self.wishart:
             return E_ln_pi, expected_logdet_wishart(ln_psi.sum(-1), self.nu, 16)
         return E_ln_pi, expected_logdet_gamma(ln_psi, self.nu)
+
+    def divergence(self, m: Tensor, prior: PriorTensors) -> Tensor:
+        """Return KL[q(mu, Lambda) || prior], ``l j n``."""
+        kappa0, nu0 = of_types(prior.kappa0), of_types(prior.nu0)
+        m0, inv_psi0 = of_poses(prior.m0).flatten(-2), of_poses(prior.inv_psi0).flatten(-2)
+        psi = self.psi.flatten(-2)
+        return gaussian_gamma_kl(m.flatten(-2), self.kappa, psi, self.nu, m0, kappa0, inv_psi0, nu0)
+
+    def of_divergence(self, m: Tensor, prior: PriorTensors) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the derivatives of ``divergence`` by m, kappa, psi and nu."""
+        kappa0, nu0, gap = of_types(prior.kappa0), of_types(prior.nu0), m - of_poses(prior.m0)
+        s, s0 = (0.5 * x[..., None, None] for x in (self.nu, nu0))
+        of_m = 2 * s * kappa0[..., None, None] * self.psi * gap
+        scale = of_poses(prior.inv_psi0) + kappa0[..., None, None] * gap.square()
+        of_kappa = 8 * (1 / self.kappa - kappa0 / self.kappa.square())
+        of_nu = 4 * (self.nu - nu0) * trigamma(self.nu / 2) + 0.5 * ((self.psi * scale).sum((-2, -1)) - 16)
+        return of_m, of_kappa, s * scale - s0 / self.psi, of_nu
 
 
 class EMParent:

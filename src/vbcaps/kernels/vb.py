@@ -16,6 +16,7 @@ from vbcaps.kernels.backend import (
     PriorTensors,
     VBResult,
     VBResultGrads,
+    VBRule,
     Votes,
     backend_named,
 )
@@ -30,7 +31,7 @@ from vbcaps.kernels.order import (
     route,
     route_back,
 )
-from vbcaps.routing.vb import Posterior, VBRouting
+from vbcaps.routing.vb import TIMES_VOTES, Posterior, VBRouting
 
 D = 16
 
@@ -40,11 +41,10 @@ class VBCall(NamedTuple):
 
     votes: Votes
     prior: PriorTensors
+    rule: VBRule
     beta_a: Tensor  # j
     beta_u: Tensor  # j
     iters: int
-    wishart: bool
-    paper: bool
     only_last: bool  # gradients go through the last iteration only
 
 
@@ -95,11 +95,9 @@ class VBParents:
     def update(self, t: int, moments: Moments, spread: Tensor) -> None:
         call = self.call
         if t < call.iters - 1:
-            self.run.vb_update(moments, spread, call.prior, call.wishart, self.lam, self.K)
+            self.run.vb_update(moments, spread, call.prior, call.rule, self.lam, self.K)
         else:
-            self.run.vb_logit(
-                moments, spread, call.prior, call.wishart, call.paper, call.beta_a, call.beta_u, self.state.result
-            )
+            self.run.vb_logit(moments, spread, call.prior, call.rule, call.beta_a, call.beta_u, self.state.result)
 
     def score(self, t: int, moments: Moments, r: Tensor) -> None:
         self.run.scores(self.call.votes, moments.m, self.lam, self.K, r)
@@ -156,7 +154,7 @@ class VBParentGrads:
     def back(self, t: int) -> None:
         given, call, history = self.given, self.given.call, self.given.history
         self.run.vb_grad(
-            history.moments(t), history.m, call.prior, call.wishart, call.paper, call.beta_u,
+            history.moments(t), history.m, call.prior, call.rule, call.beta_u,
             given.result if t == call.iters - 1 else None, self.U, self.moments(t)[1], self.terms, t, call.iters,
             self.gamma[:, t] if given.prior else None,
         )  # fmt: skip
@@ -180,6 +178,9 @@ class VBParentGrads:
         dkappa0 = dkappa0 + (gap * (gb + gap * gS)).sum((0, 1, 3, 4, 5))
         dm0 = (k0 * (gb + 2 * gap * gS)).sum((0, 1, 3)).view(-1, D)
         dinv_psi0 = gS.sum((0, 1, 3)).view(-1, D)
+        if self.given.call.rule.activation == "information":
+            of_m0, of_kappa0, of_inv_psi0, of_nu0 = self.of_divergence()
+            dm0, dkappa0, dinv_psi0, dnu0 = dm0 + of_m0, dkappa0 + of_kappa0, dinv_psi0 + of_inv_psi0, dnu0 + of_nu0
         return PriorTensors(
             dalpha0.sum_to_size(p.alpha0.shape),
             dm0.sum_to_size(p.m0.shape),
@@ -187,6 +188,28 @@ class VBParentGrads:
             dinv_psi0.sum_to_size(p.inv_psi0.shape),
             dnu0.sum_to_size(p.nu0.shape),
         )
+
+    def of_divergence(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the gradients that KL[q || prior] gives m0, kappa0, inv_psi0 and nu0 themselves, q kept fixed.
+
+        They are ``j d``, ``j``, ``j d`` and ``j``.
+        """
+        call, as_poses = self.given.call, self.run.as_poses
+        p, last, dlogit = call.prior, self.given.history.moments(call.iters - 1), self.given.result.logit
+        kappa0, nu0 = p.kappa0.view(-1, 1), p.nu0.view(-1, 1)
+        m0, inv_psi0 = p.m0.view(-1, 1, 4, 4), p.inv_psi0.view(-1, 1, 4, 4)
+        s, s0 = 0.5 * (nu0 + last.rj), 0.5 * nu0  # l j n
+        psi, gap = 1 / (inv_psi0 + as_poses(last.S)), as_poses(last.m) - m0  # l j n p r
+        of_poses = (dlogit * s)[..., None, None] * psi
+        dm0 = -2 * kappa0[..., None, None] * of_poses * gap
+        dinv_psi0 = of_poses - (dlogit * s0)[..., None, None] / inv_psi0
+        spread = (psi * gap.square()).sum((-2, -1))
+        dkappa0 = dlogit * (0.5 * D * (1 / (kappa0 + last.rj) - 1 / kappa0) + s * spread)
+        ratio = (psi * inv_psi0).log().sum((-2, -1))
+        dnu0 = 0.5 * dlogit * (D * (torch.digamma(s0) - torch.digamma(s)) - ratio)
+        of_types = (x.sum((0, 2)) for x in (dkappa0, dnu0))
+        dkappa0, dnu0 = of_types
+        return dm0.sum((0, 2)).view(-1, D), dkappa0, dinv_psi0.sum((0, 2)).view(-1, D), dnu0
 
 
 def run_vb_back(given: VBBackCall) -> VBBack:
@@ -238,7 +261,8 @@ def differentiate(kept: VBKept, given: VBState, wanted: dict[str, bool]) -> dict
     if wanted["beta_a"]:
         made["beta_a"] = dlogit.sum((0, 2))
     if wanted["beta_u"]:
-        made["beta_u"] = -(dlogit * history.rj[-1] if call.paper else dlogit).sum((0, 2))
+        times_votes = call.rule.activation in TIMES_VOTES
+        made["beta_u"] = -(dlogit * history.rj[-1] if times_votes else dlogit).sum((0, 2))
     return made
 
 
@@ -259,11 +283,9 @@ def vb_routing_fused(routing: VBRouting, votes: Votes, posterior: bool) -> tuple
     """
     p = routing.prior()
     prior = PriorTensors(*(x.contiguous() for x in (p.alpha0, p.m0, p.kappa0, p.inv_Psi0, p.nu0)))
-    wishart, paper = routing.prior.precision == "wishart", routing.activation == "paper"
+    rule = VBRule(routing.prior.precision == "wishart", routing.activation, routing.temper)
     beta_a, beta_u = routing.offsets().values()
-    state = vb_route(
-        VBCall(votes, prior, beta_a, beta_u, routing.iters, wishart, paper, only_last=routing.through == "last")
-    )
+    state = vb_route(VBCall(votes, prior, rule, beta_a, beta_u, routing.iters, only_last=routing.through == "last"))
     run = backend_named(votes.backend)
     logit, means = images_first(state.logit), poses_first(run, state.m)
     if not posterior:
@@ -272,4 +294,4 @@ def vb_routing_fused(routing: VBRouting, votes: Votes, posterior: bool) -> tuple
     r = r.detach() if routing.through == "last" else r
     alpha, kappa, nu = (images_first(x) for x in (state.alpha, state.kappa, state.nu))
     psi = poses_first(run, state.psi).flatten(3)
-    return logit, means, Posterior(alpha, means.flatten(3), kappa, psi, nu, r, p)
+    return logit, means, Posterior(alpha, means.flatten(3), kappa, psi, nu, r, p, routing.temper)

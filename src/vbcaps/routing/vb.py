@@ -28,7 +28,9 @@ from vbcaps.distributions import (
 from vbcaps.prior import Prior, PriorValues
 from vbcaps.routing.fields import check_iters, check_routing_inputs, softmax_over_parents
 
-ACTIVATIONS = ("released", "paper")
+ACTIVATIONS = ("agreement", "information", "released", "paper")
+TIMES_VOTES = ("agreement", "paper")  # rules in which beta_u is multiplied by r_j, and so is no offset
+LARGEST_TEMPER = 100.0
 THROUGH = ("all", "last")
 Values = TypeVar("Values", "Posterior", PriorValues)
 
@@ -40,7 +42,7 @@ class ELBO(NamedTuple):
         total: likelihood + assignment + responsibility - kl_pi - kl_parameters.
         likelihood: $E[\ln p(v \mid z, \mu, \Lambda)]$.
         assignment: $E[\ln p(z \mid \pi)]$.
-        responsibility: $H[q(z)]$.
+        responsibility: $H[q(z)] / t$ with the softness t of the assignment.
         kl_pi: $KL[q(\pi) \,\|\, p(\pi)]$.
         kl_parameters: $KL[q(\mu, \Lambda) \,\|\, p(\mu, \Lambda)]$.
     """
@@ -68,6 +70,7 @@ class Posterior(NamedTuple):
         nu: degrees of freedom, ``n l j``.
         r: responsibilities that the last update used, ``n l i j``; the fused kernels have no gradient of them.
         prior: the values of the layer's `Prior`.
+        temper: the softness t of the assignment, see `vb_routing`.
 
     Example:
         >>> from vbcaps import CapsNet
@@ -85,6 +88,7 @@ class Posterior(NamedTuple):
     nu: Tensor
     r: Tensor
     prior: PriorValues
+    temper: float = 1.0
 
     @property
     def full(self) -> bool:
@@ -127,7 +131,8 @@ class Posterior(NamedTuple):
 
         It is a bound from the second iteration on: the first responsibilities, $1/d_j$, sum to one only for a child
         that a single field sees. For ``precision="wishart"`` it need not climb. Its gradient goes through the
-        responsibilities, too, which takes ``backend="reference"``.
+        responsibilities, too, which takes ``backend="reference"``. With ``temper`` t the entropy H[q(z)] counts 1/t
+        times: q(z) proportional to the t-th power of $\pi_j p(v)$ maximises this bound, so no iteration lowers it.
 
         Args:
             a: activations of the children, ``n l i``.
@@ -141,7 +146,7 @@ class Posterior(NamedTuple):
         R = a[..., None] * q.r
         likelihood = (R * ln_p).flatten(1).sum(1)
         assignment = (R * expected_log_pi(q.alpha)[..., None, :]).flatten(1).sum(1)
-        responsibility = -(a[..., None] * torch.xlogy(q.r, q.r)).flatten(1).sum(1)
+        responsibility = -(a[..., None] * torch.xlogy(q.r, q.r)).flatten(1).sum(1) / self.temper
         kl_pi, kl_parameters = (kl.reshape(len(a), -1).sum(1) for kl in q.kl())
         total = likelihood + assignment + responsibility - kl_pi - kl_parameters
         terms = (total, likelihood, assignment, responsibility, kl_pi, kl_parameters)
@@ -159,7 +164,8 @@ def vb_routing(
     *,
     children: int | None = None,
     iters: int = 3,
-    activation: str = "released",
+    activation: str = "agreement",
+    temper: float = 1.0,
     through: str = "all",
     beta_a: Tensor | float = 0.0,
     beta_u: Tensor | float = 0.0,
@@ -174,10 +180,10 @@ def vb_routing(
         prior: the priors over $\pi$, $\mu$ and $\Lambda$, and with them the kind of precision.
         children: how many lower capsules there are; where not given, ``child`` is read, which makes a GPU wait.
         iters: how often $q(\pi, \mu, \Lambda)$ is updated.
-        activation: the rule for the logit. ``"released"``, as in the authors' code:
-            $\beta_a - (e^{E[\ln \pi_j]} H_j + \beta_u)$ with the entropy
-            $H_j = \frac D2 \ln(2 \pi e) - \frac12 E[\ln|\Lambda_j|]$. ``"paper"``, as printed:
-            $\beta_a - (\beta_u + E[\ln \pi_j] + E[\ln|\Lambda_j|]) \, r_j$, in which agreement lowers the activation.
+        activation: the rule for the logit, see `activation_logit`.
+        temper: the softness t of the assignment: q(z) is proportional to the t-th power of
+            $e^{E[\ln \pi_j] + E[\ln p(v_{ji})]}$. At 1 it is Algorithm 1; below 1 children share themselves out more
+            evenly, and routing settles.
         through: gradients go back through ``"all"`` iterations, or only through the ``"last"`` update of
             $q(\pi, \mu, \Lambda)$, as if the responsibilities it used were given.
         beta_a, beta_u: the offsets of that rule, a number or one for each type ``j``.
@@ -193,8 +199,7 @@ def vb_routing(
         (torch.Size([8, 1, 5]), torch.Size([8, 1, 5, 16]), torch.Size([8]))
     """
     children = check_routing_inputs(a, V, child, children, iters)
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation must be one of {ACTIVATIONS}, got {activation!r}")
+    check_rule(activation, temper, prior)
     check_through(through)
     check_prior(prior, *V.shape[3:])
     p, dtype = prior(), V.dtype
@@ -203,23 +208,51 @@ def vb_routing(
 
     r = torch.full_like(V[..., 0], 1 / V.shape[3])  # n l i j
     for t in range(iters):
-        q = update_q_parameters(r, a, V, p, prior.precision)
+        q = update_q_parameters(r, a, V, p, prior.precision)._replace(temper=temper)
         E_ln_pi = expected_log_pi(q.alpha)
         E_lndet = expected_logdet(q, prior.precision)
         if history is not None:
             history.append(rounded(q, dtype))
         if t < iters - 1:  # nothing would read the last q(z)
             ln_p = 0.5 * (E_lndet[:, :, None] - expected_mahalanobis(V, q))
-            r = softmax_over_parents(E_ln_pi[:, :, None] + ln_p, child, children)
+            r = softmax_over_parents(temper * (E_ln_pi[:, :, None] + ln_p), child, children)
             r = r.detach() if through == "last" else r
 
-    if activation == "paper":
-        r_j = (r * a[..., None]).sum(2)
-        logit = beta_a - (beta_u + E_ln_pi + E_lndet) * r_j
-    else:
-        H = 0.5 * (V.shape[-1] * (1 + LN2PI) - E_lndet)
-        logit = beta_a - (E_ln_pi.exp() * H + beta_u)
+    logit = activation_logit(activation, q, (r * a[..., None]).sum(2), E_ln_pi, E_lndet, beta_a, beta_u)
     return logit.to(dtype), rounded(q, dtype)
+
+
+def activation_logit(
+    activation: str,
+    q: Posterior,
+    r_j: Tensor,
+    E_ln_pi: Tensor,
+    E_lndet: Tensor,
+    beta_a: Tensor | float,
+    beta_u: Tensor | float,
+) -> Tensor:
+    r"""Return the logit of each parent's activation, ``n l j``, by one of four rules.
+
+    - ``"agreement"``: $\beta_a + (E[\ln \pi_j] + \frac12 E[\ln|\Lambda_j|] - \beta_u) \, r_j$, the rule of EM
+      routing with expectations: it measures how many votes the parent took, times how closely they agree.
+    - ``"information"``: $\beta_a - \beta_u + KL[q(\mu_j, \Lambda_j) \,\|\, p(\mu_j, \Lambda_j)]$: it measures how much
+      the votes told about the parent's pose, in nats.
+    - ``"released"``, as in the authors' code: $\beta_a - (e^{E[\ln \pi_j]} H_j + \beta_u)$ with the entropy
+      $H_j = \frac D2 \ln(2 \pi e) - \frac12 E[\ln|\Lambda_j|]$ of a vote: it measures how uncertain a vote is, times
+      the parent's share of the votes.
+    - ``"paper"``, as printed: $\beta_a - (\beta_u + E[\ln \pi_j] + E[\ln|\Lambda_j|]) \, r_j$: the first rule with the
+      other sign, so votes that agree lower the activation.
+    """
+    if activation == "agreement":
+        return beta_a + (E_ln_pi + 0.5 * E_lndet - beta_u) * r_j
+    if activation == "paper":
+        return beta_a - (beta_u + E_ln_pi + E_lndet) * r_j
+    if activation == "information":
+        p = q.prior
+        of_parameters = gaussian_wishart_kl if q.full else gaussian_gamma_kl
+        return beta_a - beta_u + of_parameters(q.m, q.kappa, q.psi, q.nu, p.m0, p.kappa0, p.inv_Psi0, p.nu0)
+    H = 0.5 * (q.m.shape[-1] * (1 + LN2PI) - E_lndet)
+    return beta_a - (E_ln_pi.exp() * H + beta_u)
 
 
 def update_q_parameters(r: Tensor, a: Tensor, V: Tensor, p: PriorValues, precision: str) -> Posterior:
@@ -283,8 +316,23 @@ def in_float64(values: Values) -> Values:
 
 def to(values: Values, dtype: torch.dtype) -> Values:
     """Return the same with every tensor, those of the prior included, as ``dtype``."""
-    changed: Any = (x.to(dtype) if isinstance(x, Tensor) else to(x, dtype) for x in values)
+    changed: Any = (
+        x.to(dtype) if isinstance(x, Tensor) else x if isinstance(x, float) else to(x, dtype) for x in values
+    )
     return type(values)(*changed)
+
+
+def check_rule(activation: str, temper: float, prior: Prior) -> None:
+    """Raise an error unless the rule exists, the precision has it, and the softness is a number above 0."""
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation must be one of {ACTIVATIONS}, got {activation!r}")
+    if isinstance(temper, bool) or not isinstance(temper, int | float) or not 0 < temper <= LARGEST_TEMPER:
+        raise ValueError(f"temper must be a number above 0 and at most {LARGEST_TEMPER:g}, got {temper!r}")
+    if activation == "information" and isinstance(prior, Prior) and prior.precision == "wishart":
+        raise ValueError(
+            "activation='information' needs precision='gamma' or 'full': with 'wishart' the diagonal precision follows "
+            "no distribution that has a divergence"
+        )
 
 
 def check_through(through: str) -> None:
@@ -307,7 +355,7 @@ class VBRouting(nn.Module):
     Args:
         types: how many types of parent there are.
         dim: entries of a pose.
-        iters, activation, through: see `vb_routing`.
+        iters, activation, temper, through: see `vb_routing`.
         prior: the module keeps a copy of it; without one it is ``Prior(dim=dim)``.
 
     Example:
@@ -323,18 +371,19 @@ class VBRouting(nn.Module):
         dim: int = 16,
         *,
         iters: int = 3,
-        activation: str = "released",
+        activation: str = "agreement",
+        temper: float = 1.0,
         through: str = "all",
         prior: Prior | None = None,
     ):
         super().__init__()
-        if activation not in ACTIVATIONS:
-            raise ValueError(f"activation must be one of {ACTIVATIONS}, got {activation!r}")
         check_through(through)
         check_iters(iters)
         prior = Prior(dim=dim) if prior is None else copy.deepcopy(prior)
         check_prior(prior, types, dim)
-        self.iters, self.activation, self.through, self.prior = iters, activation, through, prior
+        check_rule(activation, temper, prior)
+        self.iters, self.activation, self.temper, self.through = iters, activation, float(temper), through
+        self.prior = prior
         self.normalised = False  # whether BatchNorm follows: capsule layers set it
         self.beta_a = nn.Parameter(torch.zeros(types))
         self.beta_u = nn.Parameter(torch.zeros(types))
@@ -355,6 +404,7 @@ class VBRouting(nn.Module):
             children=children,
             iters=self.iters,
             activation=self.activation,
+            temper=self.temper,
             through=self.through,
             history=history,
             **self.offsets(),
@@ -369,8 +419,8 @@ class VBRouting(nn.Module):
         """
         if not (self.training and self.normalised):
             return dict(beta_a=self.beta_a, beta_u=self.beta_u)
-        beta_u = self.beta_u if self.activation == "paper" else without_gradient(self.beta_u)
+        beta_u = self.beta_u if self.activation in TIMES_VOTES else without_gradient(self.beta_u)
         return dict(beta_a=without_gradient(self.beta_a), beta_u=beta_u)
 
     def extra_repr(self) -> str:
-        return f"iters={self.iters}, activation={self.activation!r}, through={self.through!r}"
+        return f"iters={self.iters}, activation={self.activation!r}, temper={self.temper:g}, through={self.through!r}"

@@ -25,7 +25,8 @@ OBEYED = re.compile(f"{errors.OBEYED.pattern}|[\t\n]")
 CHOICES: dict[str, tuple[str, ...]] = dict(
     dataset=tuple(FACTS),
     network=("caps", "cnn", "vae"), stem=("conv", "residual"), routing=("vb", "em", "dynamic"),
-    activation=("released", "paper"), through=("all", "last"), precision=("gamma", "wishart", "full"),
+    activation=("agreement", "information", "released", "paper"), through=("all", "last"),
+    precision=("gamma", "wishart", "full"),
     learn=("alpha0", "m0", "kappa0", "Psi0", "nu0"), init=("glorot", "identity"),
     backend=("auto", "reference", "plain", "triton", "cpu"), loss=("nll", "spread"), loss_on=("activations", "logits"),
     optimiser=("adam", "adamw", "muon", "sgd"), schedule=("constant", "exponential", "steps", "cosine", "onecycle"),
@@ -38,14 +39,14 @@ CHOICES: dict[str, tuple[str, ...]] = dict(
 RANGES: dict[str, tuple[float, float]] = dict(
     validation=(0, 0.9), split=(0, 2**32 - 1), match=(0, 1), image_size=(8, 1024), seed=(0, 2**32 - 1),
     crop=(20, 256), pad=(0, 64), brightness=(0, 1), contrast=(0, 1), rotate=(0, 180), zoom=(0, 0.9),
-    stretch=(0, 0.9), cutout=(0, 256), mixup=(0, 0.5), iters=(1, 100),
+    stretch=(0, 0.9), cutout=(0, 256), mixup=(0, 0.5), iters=(1, 100), temper=(1e-3, 100),
     temperature=(1e-6, 1e6), min_var=(1e-9, 1e6), gain=(1e-3, 1e3), noise=(0, 1), batch=(1, 65536), epochs=(1, 100_000),
     lr=(0, 100), momentum=(0, 0.9999), weight_decay=(0, 1), warmup=(0, 100_000), decay=(0, 1), final=(0, 1),
     ema=(0, 0.999999), evidence=(0, 1000), save_seconds=(0, math.inf), eta=(0, 1e6), beta=(0, 1e6),
     kl_warmup=(0, 100_000), decoder=(4, 4096), folds=(0, 1000), fold=(0, 1000), patience=(0, 100_000), balance=(0, 1),
 )  # fmt: skip
 PRIOR = ("alpha0", "m0", "kappa0", "psi0", "nu0")
-VB_ONLY = ("activation", "through", "precision", *PRIOR, "learn", "evidence")
+VB_ONLY = ("activation", "temper", "through", "precision", *PRIOR, "learn", "evidence")
 EM_ONLY = ("temperature", "min_var")
 CAPS_ONLY = ("routing", "iters", *VB_ONLY, *EM_ONLY, "norm_pose", "norm_logit", "init", "gain", "noise", "backend")
 VAE_ONLY = ("eta", "beta", "kl_warmup", "sampling", "decoder")
@@ -112,7 +113,12 @@ class Recipe:
     stem: str = _field("conv", "three convolutions, or four residual blocks")
     routing: str = _field("vb", "Variational Bayes, EM, or Dynamic")
     iters: int = _field(3, "routing iterations")
-    activation: str = _field("released", "VB: activation rule of the released code, or the one printed in the paper")
+    activation: str = _field(
+        "released",
+        "VB: what activates a parent: agreement of its votes, information that they brought, the rule of the "
+        "released code, or the one printed in the paper, in which agreement deactivates",
+    )
+    temper: float = _field(1.0, "VB: softness of the assignment; below 1 children share themselves out more evenly")
     through: str = _field("all", "VB: iterations through which gradients flow back")
     precision: str = _field("gamma", "VB: distribution of a pose's precision; gamma is diagonal")
     alpha0: float = _field(1.0, "VB: prior concentration of the mixing proportions")
@@ -293,7 +299,7 @@ class Recipe:
             return ConvNet(self.arch, in_channels, num_classes, self.crop, self.stem)
         options: dict[str, Any] = dict(iters=self.iters)
         if self.routing == "vb":
-            options |= dict(activation=self.activation, through=self.through, prior=self.prior())
+            options |= dict(activation=self.activation, temper=self.temper, through=self.through, prior=self.prior())
         if self.routing == "em":
             options |= dict(temperature=self.temperature, min_var=self.min_var)
         of_capsules: dict[str, Any] = dict(

@@ -15,7 +15,7 @@ from torch import Tensor
 from vbcaps.distributions import LN2PI, expected_log_pi
 from vbcaps.layers import Capsules, ClassCaps
 from vbcaps.routing import Posterior
-from vbcaps.routing.vb import VBRouting, expected_logdet
+from vbcaps.routing.vb import VBRouting, activation_logit, expected_logdet
 from vbcaps.uncertainty.metrics import check_labels
 
 COOLEST, HOTTEST = 0.02, 50.0  # the range of temperatures
@@ -132,11 +132,7 @@ def mean_field_probabilities(layer: ClassCaps, out: Capsules, temperature: float
     E_ln_pi, E_lndet = expected_log_pi(q.alpha), expected_logdet(q, "gamma")
     var_ln_pi = torch.polygamma(1, q.alpha) - torch.polygamma(1, q.alpha.sum(-1, keepdim=True))
     var_lndet = q.m.shape[-1] * torch.polygamma(1, q.nu / 2)
-    if routing.activation == "paper":
-        by_ln_pi = by_lndet = votes_of(q)
-    else:
-        share = E_ln_pi.exp()
-        by_ln_pi, by_lndet = share * _entropy(q, E_lndet), -0.5 * share
+    by_ln_pi, by_lndet = _slopes(routing, q, E_ln_pi, E_lndet)
     var = _gain(layer).square() * (by_ln_pi.square() * var_ln_pi + by_lndet.square() * var_lndet)
     return (out.logits / (temperature**2 + math.pi / 8 * var).sqrt()).softmax(-1)
 
@@ -148,13 +144,18 @@ def votes_of(q: Posterior) -> Tensor:
 
 def _raw(routing: VBRouting, q: Posterior, ln_pi: Tensor, lndet: Tensor) -> Tensor:
     """Return the logit of the activation before BatchNorm, without its offset beta_a."""
+    return activation_logit(routing.activation, q, votes_of(q), ln_pi, lndet, 0.0, routing.beta_u)
+
+
+def _slopes(routing: VBRouting, q: Posterior, ln_pi: Tensor, lndet: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Return the sizes of the logit's derivatives by $\ln \pi_j$ and $\ln|\Lambda_j|$."""
+    votes = votes_of(q)
+    if routing.activation == "agreement":
+        return votes, 0.5 * votes
     if routing.activation == "paper":
-        return -(routing.beta_u + ln_pi + lndet) * votes_of(q)
-    return -(ln_pi.exp() * _entropy(q, lndet) + routing.beta_u)
-
-
-def _entropy(q: Posterior, lndet: Tensor) -> Tensor:
-    return 0.5 * (q.m.shape[-1] * (1 + LN2PI) - lndet)
+        return votes, votes
+    share = ln_pi.exp()
+    return share * 0.5 * (q.m.shape[-1] * (1 + LN2PI) - lndet), -0.5 * share
 
 
 def _gain(layer: ClassCaps) -> Tensor:
@@ -167,6 +168,11 @@ def _gain(layer: ClassCaps) -> Tensor:
 def _of_vb(layer: ClassCaps, out: Capsules) -> tuple[VBRouting, Posterior]:
     if not isinstance(layer.routing, VBRouting) or not isinstance(out.posterior, Posterior):
         raise ValueError("samples of class capsules need VB routing: other routings have no posterior; use the softmax")
+    if layer.routing.activation == "information":
+        raise ValueError(
+            "samples of class capsules need a logit of ln pi and ln|Lambda|; activation='information' is a divergence "
+            "of the whole posterior and has none to sample: use the softmax"
+        )
     if out.posterior.full:
         raise ValueError("samples of class capsules need a diagonal precision, 'gamma' or 'wishart'; got 'full'")
     return layer.routing, out.posterior

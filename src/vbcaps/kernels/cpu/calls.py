@@ -28,8 +28,8 @@ class _VBPrior(ctypes.Structure):
     """`VBPrior` of vb.cpp."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("alpha0", "kappa0", "nu0", "inv_psi0")),
-        *((f"{name}_step", ctypes.c_int64) for name in ("alpha0", "kappa0", "nu0", "inv_psi0")),
+        *((name, ctypes.c_void_p) for name in ("alpha0", "kappa0", "nu0", "inv_psi0", "m0")),
+        *((f"{name}_step", ctypes.c_int64) for name in ("alpha0", "kappa0", "nu0", "inv_psi0", "m0")),
     ]  # fmt: skip
 
 
@@ -123,7 +123,8 @@ def vectors(v: Votes) -> tuple[bool, int, int, int]:
 
 
 def _prior(prior: PriorTensors, kept: list[Any]) -> _VBPrior:
-    tensors = [given(x) for x in (prior.alpha0, prior.kappa0, prior.nu0, prior.inv_psi0)]
+    tensors = [given(x) for x in (prior.alpha0, prior.kappa0, prior.nu0, prior.inv_psi0, prior.m0)]
     kept.extend(tensors)
-    steps = (*(x.ndim for x in tensors[:3]), 16 * (tensors[3].ndim - 1))  # 0 where all types share it
+    # 0 where all types share it
+    steps = (*(x.ndim for x in tensors[:3]), *(16 * (x.ndim - 1) for x in tensors[3:]))
     return _VBPrior(*map(pointer, tensors), *steps)

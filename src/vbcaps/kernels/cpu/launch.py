@@ -20,6 +20,7 @@ from vbcaps.kernels.backend import (
     TypeNorm,
     VBResult,
     VBResultGrads,
+    VBRule,
     Votes,
 )
 from vbcaps.kernels.cpu import library as loader
@@ -31,6 +32,7 @@ from vbcaps.kernels.norm import plain_batch_norm
 from vbcaps.kernels.plain import Plain
 from vbcaps.kernels.triton import constant, triton_interprets
 from vbcaps.routing.fields import Fields
+from vbcaps.routing.vb import ACTIVATIONS
 
 PLAIN = Plain()
 NOT_BUILT = "could not be built"
@@ -153,25 +155,26 @@ class Cpu:
     # --- VB at a parent; the only part of S is S itself ------------------------------------------------------------
 
     def vb_update(
-        self, moments: Moments, spread: Tensor, prior: PriorTensors, wishart: bool, lam: Tensor, K: Tensor
+        self, moments: Moments, spread: Tensor, prior: PriorTensors, rule: VBRule, lam: Tensor, K: Tensor
     ) -> None:
-        sizes = (*moments.rj.shape, wishart, False, torch.get_num_threads())
-        call("vb_parent", moments.rj, moments.S, prior, None, None, lam, K, *[None] * 7, *sizes)
+        sizes = (*moments.rj.shape, *_numbers(rule), torch.get_num_threads())
+        call("vb_parent", moments.rj, moments.S, moments.m, prior, None, None, lam, K, *[None] * 7, *sizes)
 
     def vb_logit(
-        self, moments: Moments, spread: Tensor, prior: PriorTensors, wishart: bool, paper: bool, beta_a: Tensor,
-        beta_u: Tensor, result: VBResult,
+        self, moments: Moments, spread: Tensor, prior: PriorTensors, rule: VBRule, beta_a: Tensor, beta_u: Tensor,
+        result: VBResult,
     ) -> None:  # fmt: skip
-        sizes = (*moments.rj.shape, wishart, paper, torch.get_num_threads())
-        call("vb_parent", moments.rj, moments.S, prior, given(beta_a), given(beta_u), None, None, *result, *sizes)
+        (rj, m, S), betas = moments, (given(beta_a), given(beta_u))
+        sizes = (*rj.shape, *_numbers(rule), torch.get_num_threads())
+        call("vb_parent", rj, S, m, prior, *betas, None, None, *result, *sizes)
 
     def vb_grad(
-        self, moments: Moments, last_m: Tensor, prior: PriorTensors, wishart: bool, paper: bool, beta_u: Tensor,
+        self, moments: Moments, last_m: Tensor, prior: PriorTensors, rule: VBRule, beta_u: Tensor,
         result: VBResultGrads | None, U: ScoreSums, g: MomentGrads, terms: Tensor, t: int, iters: int,
         gamma: Tensor | None,
     ) -> None:  # fmt: skip
         rj, m, S = moments
-        sizes = (*rj.shape, wishart, paper, torch.get_num_threads())
+        sizes = (*rj.shape, *_numbers(rule), torch.get_num_threads())
         gammas = [None] * 3 if gamma is None else gamma
         last = result or [None] * 8
         call("vb_grad_parent", rj, S, m, last_m, prior, given(beta_u), *last, *U, *g, terms, iters, t, *gammas, *sizes)
@@ -201,6 +204,11 @@ class Cpu:
         sizes = (float(inverse_temperature), float(min_var), *rj.shape, torch.get_num_threads())
         betas, last = (given(beta_a), given(beta_u)), result or [None] * 3
         call("em_grad_parent", rj, S, m, last_m, *betas, *last, *U, *g, terms, iters, t, glogit, *sizes)
+
+
+def _numbers(rule: VBRule) -> tuple[bool, int, float]:
+    """Return the rule as vb.cpp takes it."""
+    return rule.wishart, ACTIVATIONS.index(rule.activation), rule.temper
 
 
 def plan(norm: Normaliser | None, values: int) -> TypeNorm | None:

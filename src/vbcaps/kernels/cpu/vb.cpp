@@ -8,6 +8,9 @@ namespace {
 
 constexpr double LN2 = 0.69314718055994531, LN2PIE = 2.8378770664093453;
 
+// The rules of the activation, in the order of ACTIVATIONS (routing/vb.py).
+enum Rule : Long { AGREEMENT, INFORMATION, RELEASED, PAPER };
+
 // Returns ln x for positive normal x.
 INLINE double log_of(double x) {
   int64_t i;
@@ -41,6 +44,16 @@ INLINE double trigamma(double x) {
   return shift + y + 0.5 * u + y * u * (1.0 / 6 - u * (1.0 / 30 - u * (1.0 / 42 - u * (1.0 / 30 - u * (5.0 / 66)))));
 }
 
+// Returns ln Gamma(x), x > 0, by the method of `digamma`.
+INLINE double ln_gamma(double x) {
+  const double t = x * x + 7 * x;
+  const double shift = x < 8 ? log_of(t * (t + 6) * (t + 10) * (t + 12)) : 0.0;
+  const double y = x < 8 ? x + 8 : x, u = 1 / (y * y);
+  const double series =
+      (1.0 / 12 - u * (1.0 / 360 - u * (1.0 / 1260 - u * (1.0 / 1680 - u * (1.0 / 1188))))) / y;
+  return (y - 0.5) * log_of(y) - y + 0.5 * (LN2PIE - 1) + series - shift;
+}
+
 // Returns sum_d psi(nu/2), or the Wishart's sum_d psi((nu - d)/2).
 INLINE double digamma_of_nu(double nu, bool wishart) {
   if (!wishart) return 16 * digamma(nu / 2);
@@ -61,8 +74,8 @@ INLINE double trigamma_of_nu(double nu, bool wishart) {
 
 // cpu/calls.py has the same structure. A step leads from one type to the next, and is 0 if all types share a value.
 struct VBPrior {
-  const float *alpha0, *kappa0, *nu0, *inv_psi0;
-  Long alpha0_step, kappa0_step, nu0_step, inv_psi0_step;
+  const float *alpha0, *kappa0, *nu0, *inv_psi0, *m0;
+  Long alpha0_step, kappa0_step, nu0_step, inv_psi0_step, m0_step;
 };
 
 namespace {
@@ -103,20 +116,44 @@ struct Field {
   }
 };
 
+// Writes KL[q(mu, lambda) || prior] of type j, n, from psi and m, d n, and the sums of ln psi.
+INLINE void prior_divergence(const Field& f, const VBPrior& prior, const float* psi, const float* m,
+                             const double* ln_psi, double* divergence, Long j, Long N) {
+  const float *const inv_psi0 = prior.inv_psi0 + j * prior.inv_psi0_step, *const m0 = prior.m0 + j * prior.m0_step;
+  const float kappa0 = prior.kappa0[j * prior.kappa0_step];
+  const double s0 = 0.5 * prior.nu0[j * prior.nu0_step], ln_gamma_s0 = ln_gamma(s0);
+  float* const products = f.poses[1];
+  double* const sum = divergence + j * N;
+  over_pose(N, [=](Long d, Long n, Long k) INLINE_LAMBDA {
+    const float gap = m[k] - m0[d];
+    products[k] = psi[k] * (inv_psi0[d] + kappa0 * gap * gap);
+  });
+  sum_over_pose(sum, products, N);
+  double ln_inv_psi0 = 0;
+  for (Long d = 0; d < D; d++) ln_inv_psi0 += log_of(inv_psi0[d]);
+  for (Long n = 0; n < N; n++) {
+    const double kappa = f.kappa[j * N + n], s = 0.5 * f.nu[j * N + n];
+    sum[n] = 8 * (log_of(kappa / kappa0) + kappa0 / kappa - 1) +
+             16 * ((s - s0) * digamma(s) - ln_gamma(s) + ln_gamma_s0) - s0 * (ln_psi[j * N + n] + ln_inv_psi0) +
+             s * (sum[n] - 16);
+  }
+}
+
 }  // namespace
 
 extern "C" {
 
-// Updates q*(pi, mu, lambda); writes the scores' precision lambda = nu psi and constant K or, if logit is not null,
-// the result.
-void vb_parent(const float* rj, const float* S, const VBPrior* prior, const float* beta_a, const float* beta_u,
-               float* lam, float* K_j, float* logit, float* alpha, float* kappa, float* psi, float* nu, float* E_ln_pi,
-               float* E_lndet, Long L, Long J, Long N, Long wishart, Long paper, Long threads) {
+// Updates q*(pi, mu, lambda); writes the scores' precision lambda = nu psi and constant K, both times temper, or, if
+// logit is not null, the result.
+void vb_parent(const float* rj, const float* S, const float* m, const VBPrior* prior, const float* beta_a,
+               const float* beta_u, float* lam, float* K_j, float* logit, float* alpha, float* kappa, float* psi,
+               float* nu, float* E_ln_pi, float* E_lndet, Long L, Long J, Long N, Long wishart, Long rule,
+               double temper, Long threads) {
   const Long size = J * N;
 #pragma omp parallel num_threads(threads_for(threads, work_of(L * J * N)))
   {
     const Field f(J, N);
-    double *const ln_pi = f.more[0], *const of_nu = f.more[1], *const ln_psi = f.more[2];
+    double *const ln_pi = f.more[0], *const of_nu = f.more[1], *const ln_psi = f.more[2], *const divergence = f.more[3];
 #pragma omp for schedule(static)
     for (Long l = 0; l < L; l++) {
       f.fill(rj + l * size, *prior, J, N);
@@ -131,24 +168,33 @@ void vb_parent(const float* rj, const float* S, const VBPrior* prior, const floa
         const Long at = (l * J + j) * D * N;
         const float *const inv_psi0 = prior->inv_psi0 + j * prior->inv_psi0_step, *const S_j = S + at;
         float *const out = (logit ? psi : lam) + at, *const ln_psi_j = f.poses[0], *const scale = f.of_images;
-        for (Long n = 0; n < N; n++) scale[n] = logit ? 1.0f : (float)f.nu[j * N + n];
+        for (Long n = 0; n < N; n++) scale[n] = logit ? 1.0f : (float)(temper * f.nu[j * N + n]);
         over_pose(N, [=](Long d, Long n, Long k) INLINE_LAMBDA {
           const float psi_k = 1.0f / (S_j[k] + inv_psi0[d]);
           ln_psi_j[k] = log_(psi_k);
           out[k] = scale[n] * psi_k;
         });
         sum_over_pose(ln_psi + j * N, ln_psi_j, N);
+        if (logit && rule == INFORMATION)
+          prior_divergence(f, *prior, out, m + at, ln_psi, divergence, j, N);
       }
       for (Long k = 0; k < size; k++) {
         const Long at = l * size + k, j = k / N;
         const double lndet = ln_psi[k] + of_nu[k] + 16 * LN2;
         if (!logit) {
-          K_j[at] = (float)(ln_pi[k] + 0.5 * lndet - 8 / f.kappa[k]);
+          K_j[at] = (float)(temper * (ln_pi[k] + 0.5 * lndet - 8 / f.kappa[k]));
           continue;
         }
-        const double H = 0.5 * (16 * LN2PIE - lndet);
-        logit[at] = (float)(paper ? beta_a[j] - (beta_u[j] + ln_pi[k] + lndet) * f.r[k]
-                                  : beta_a[j] - (std::exp(ln_pi[k]) * H + beta_u[j]));
+        double without_beta_a;
+        if (rule == AGREEMENT)
+          without_beta_a = (ln_pi[k] + 0.5 * lndet - beta_u[j]) * f.r[k];
+        else if (rule == INFORMATION)
+          without_beta_a = divergence[k] - beta_u[j];
+        else if (rule == PAPER)
+          without_beta_a = -(beta_u[j] + ln_pi[k] + lndet) * f.r[k];
+        else
+          without_beta_a = -(std::exp(ln_pi[k]) * 0.5 * (16 * LN2PIE - lndet) + beta_u[j]);
+        logit[at] = (float)(beta_a[j] + without_beta_a);
         alpha[at] = (float)f.alpha[k];
         kappa[at] = (float)f.kappa[k];
         nu[at] = (float)f.nu[k];
@@ -167,7 +213,7 @@ void vb_grad_parent(const float* rj, const float* S, const float* m, const float
                     const float* dkappa, const float* dpsi, const float* dnu, const float* E_ln_pi,
                     const float* E_lndet, const float* U0, const float* U1, const float* U2, float* gb, float* gS,
                     float* gr, float* terms, Long T, Long t, float* galpha, float* gkappa, float* gnu, Long L, Long J,
-                    Long N, Long wishart, Long paper, Long threads) {
+                    Long N, Long wishart, Long rule, double temper, Long threads) {
   const Long size = J * N;
   const Terms of_votes(terms, T, Lanes(L, 0, J, N));
 #pragma omp parallel num_threads(threads_for(threads, work_of(L * J * N)))
@@ -182,9 +228,14 @@ void vb_grad_parent(const float* rj, const float* S, const float* m, const float
         const Long at = first + k;
         of_nu[k] = 0;
         if (!dlogit) {
-          dE_ln_pi[k] = U0[at];
-          dE_lndet[k] = 0.5 * U0[at];
-        } else if (paper) {
+          dE_ln_pi[k] = temper * U0[at];
+          dE_lndet[k] = 0.5 * temper * U0[at];
+        } else if (rule == AGREEMENT) {
+          dE_ln_pi[k] = f.r[k] * dlogit[at];
+          dE_lndet[k] = 0.5 * f.r[k] * dlogit[at];
+        } else if (rule == INFORMATION) {
+          dE_ln_pi[k] = dE_lndet[k] = 0;
+        } else if (rule == PAPER) {
           dE_ln_pi[k] = dE_lndet[k] = -f.r[k] * dlogit[at];
         } else {
           const double pi = std::exp((double)E_ln_pi[at]);
@@ -212,6 +263,24 @@ void vb_grad_parent(const float* rj, const float* S, const float* m, const float
             gS_j[k] = -psi * (dlndet[n] + (dpsi_j ? psi * dpsi_j[k] : 0.0f));
             gb_j[k] = dm_j ? dm_j[k] * inv_kappa[n] : 0.0f;
           });
+          if (rule == INFORMATION) {
+            const float *const m0 = prior->m0 + j * prior->m0_step, *const g = dlogit + first + j * N;
+            const float kappa0 = prior->kappa0[j * prior->kappa0_step], s0 = 0.5f * prior->nu0[j * prior->nu0_step];
+            float* const products = f.poses[0];
+            over_pose(N, [=](Long d, Long n, Long k) INLINE_LAMBDA {
+              const float psi = 1.0f / (S_j[k] + inv_psi0[d]), gap = m_j[k] - m0[d];
+              const float product = psi * (inv_psi0[d] + kappa0 * gap * gap);
+              products[k] = product;
+              gS_j[k] += g[n] * psi * (s0 - 0.5f * nu[n] * product);
+              gb_j[k] += g[n] * nu[n] * kappa0 * psi * gap * inv_kappa[n];
+            });
+            double* const sum = of_nu + j * N;
+            sum_over_pose(sum, products, N);
+            for (Long n = 0; n < N; n++) {
+              const double nu_n = f.nu[j * N + n];
+              sum[n] = g[n] * (0.5 * (sum[n] - 16) + (0.5 * nu_n - s0) * trigamma_of_nu(nu_n, false));
+            }
+          }
           of_votes.put_pose(2 * t, l, j, gb_j);
           of_votes.put_pose(2 * t + 1, l, j, gS_j);
           of_votes.put_pose(4 * T - 2, l, j, m_j, -1.0f);
@@ -221,10 +290,11 @@ void vb_grad_parent(const float* rj, const float* S, const float* m, const float
         const float *const U1_j = U1 + at, *const U2_j = U2 + at;
         float *const products = f.poses[0], *const E = f.poses[1], *const around_last = f.poses[2];
         float *const score_E = f.poses[3], *const score_C = f.poses[4];
+        const float soft = (float)temper;
         over_pose(N, [=](Long d, Long n, Long k) INLINE_LAMBDA {
-          const float psi = 1.0f / (S_j[k] + inv_psi0[d]), lam = nu[n] * psi, shift = last_m_j[k] - m_j[k];
+          const float psi = 1.0f / (S_j[k] + inv_psi0[d]), lam = soft * (nu[n] * psi), shift = last_m_j[k] - m_j[k];
           const float gb_k = lam * U1_j[k] * inv_kappa[n], gS_k = psi * (0.5f * lam * U2_j[k] - dlndet[n]);
-          products[k] = psi * U2_j[k];
+          products[k] = soft * psi * U2_j[k];
           gb_j[k] = gb_k;
           gS_j[k] = gS_k;
           score_E[k] = -lam * shift;
@@ -252,10 +322,17 @@ void vb_grad_parent(const float* rj, const float* S, const float* m, const float
       for (Long k = 0; k < size; k++) {
         const Long at = first + k;
         const double g_alpha = of_alpha[k] + (dalpha ? dalpha[at] : 0.0f);
-        const double g_kappa =
-            (dlogit ? 0 : 8 / (f.kappa[k] * f.kappa[k]) * dE_ln_pi[k]) + (dkappa ? dkappa[at] : 0.0f);
+        const double inv_kappa2 = 1 / (f.kappa[k] * f.kappa[k]);
+        double g_kappa = dkappa ? dkappa[at] : 0.0f, direct = 0;
+        if (!dlogit)
+          g_kappa += 8 * inv_kappa2 * dE_ln_pi[k];
+        else if (rule == AGREEMENT)
+          direct = ((double)E_ln_pi[at] + 0.5 * E_lndet[at] - beta_u[k / N]) * dlogit[at];
+        else if (rule == INFORMATION)
+          g_kappa += 8 * inv_kappa2 * (f.kappa[k] - prior->kappa0[k / N * prior->kappa0_step]) * dlogit[at];
+        else if (rule == PAPER)
+          direct = -((double)beta_u[k / N] + E_ln_pi[at] + E_lndet[at]) * dlogit[at];
         const double g_nu = of_nu[k] + (dnu ? dnu[at] : 0.0f);
-        const double direct = dlogit && paper ? -((double)beta_u[k / N] + E_ln_pi[at] + E_lndet[at]) * dlogit[at] : 0;
         gr[at] = (float)(g_alpha + g_kappa + g_nu + direct);
         if (galpha) {
           galpha[at] = (float)g_alpha;

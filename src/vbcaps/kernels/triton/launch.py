@@ -21,6 +21,7 @@ from vbcaps.kernels.backend import (
     ScoreSums,
     VBResult,
     VBResultGrads,
+    VBRule,
     Votes,
 )
 from vbcaps.kernels.norm import normalise, plain_batch_norm, plain_parents, plain_primary
@@ -37,6 +38,7 @@ from vbcaps.kernels.triton.norm import batch_norm, keep_statistics
 from vbcaps.kernels.triton.passes import means_kernel, scores_kernel, softmax_kernel, spreads_kernel
 from vbcaps.kernels.triton.vb import grad_parent_kernel, parent_kernel
 from vbcaps.routing.fields import Fields
+from vbcaps.routing.vb import ACTIVATIONS
 
 LANES = 32  # lanes per program in the kernels that have one lane per parent and image
 ROOM = 4  # number of four-warp programs, with up to 128 registers, that a multiprocessor holds at once
@@ -250,28 +252,28 @@ class Triton:
     # --- VB at a parent ---------------------------------------------------------------------------------------------
 
     def vb_update(
-        self, moments: Moments, spread: Tensor, prior: PriorTensors, wishart: bool, lam: Tensor, K: Tensor
+        self, moments: Moments, spread: Tensor, prior: PriorTensors, rule: VBRule, lam: Tensor, K: Tensor
     ) -> None:
         L, J, N = moments.rj.shape
         priors, strides = _prior(prior)
         parent_kernel[_grid(L, J, N)](
-            moments.rj, spread, *priors, None, None, moments.S, lam, K, *[None] * 7,
-            L * J * N, len(spread), N, J, *strides, LAST=False, WISHART=wishart, PAPER=False, **_lanes(J),
+            moments.rj, spread, None, *priors, None, None, moments.S, lam, K, *[None] * 7, L * J * N, len(spread), N, J,
+            *strides, rule.temper, LAST=False, WISHART=rule.wishart, RULE=0, **_lanes(J),
         )  # fmt: skip
 
     def vb_logit(
-        self, moments: Moments, spread: Tensor, prior: PriorTensors, wishart: bool, paper: bool, beta_a: Tensor,
-        beta_u: Tensor, result: VBResult,
+        self, moments: Moments, spread: Tensor, prior: PriorTensors, rule: VBRule, beta_a: Tensor, beta_u: Tensor,
+        result: VBResult,
     ) -> None:  # fmt: skip
         L, J, N = moments.rj.shape
         priors, strides = _prior(prior)
         parent_kernel[_grid(L, J, N)](
-            moments.rj, spread, *priors, beta_a, beta_u, moments.S, None, None, *result,
-            L * J * N, len(spread), N, J, *strides, LAST=True, WISHART=wishart, PAPER=paper, **_lanes(J),
+            moments.rj, spread, moments.m, *priors, beta_a, beta_u, moments.S, None, None, *result,
+            L * J * N, len(spread), N, J, *strides, rule.temper, LAST=True, **_rule(rule), **_lanes(J),
         )  # fmt: skip
 
     def vb_grad(
-        self, moments: Moments, last_m: Tensor, prior: PriorTensors, wishart: bool, paper: bool, beta_u: Tensor,
+        self, moments: Moments, last_m: Tensor, prior: PriorTensors, rule: VBRule, beta_u: Tensor,
         result: VBResultGrads | None, U: ScoreSums, g: MomentGrads, terms: Tensor, t: int, iters: int,
         gamma: Tensor | None,
     ) -> None:  # fmt: skip
@@ -282,7 +284,7 @@ class Triton:
         grad_parent_kernel[_grid(L, J, N)](
             moments.rj, moments.S, moments.m, last_m, *priors, beta_u, *last, *U, *g, *_terms(terms, t, iters),
             *((None, None, None) if gamma is None else gamma), L * J * N, len(U.U0), N, J, terms.stride(3), *strides,
-            LAST=result is not None, WISHART=wishart, PAPER=paper, PRIOR=gamma is not None, **_lanes(J), **has,
+            rule.temper, LAST=result is not None, PRIOR=gamma is not None, **_rule(rule), **_lanes(J), **has,
         )  # fmt: skip
 
     # --- EM at a parent ---------------------------------------------------------------------------------------------
@@ -373,8 +375,13 @@ def _lanes(J: int) -> dict[str, int]:
 
 def _prior(prior: PriorTensors) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
     """Return the prior's tensors, and the strides from one type to the next: 0 where all types share it."""
-    tensors = prior.alpha0, prior.kappa0, prior.nu0, prior.inv_psi0
-    return tensors, (*(x.ndim for x in tensors[:3]), 16 * (prior.inv_psi0.ndim - 1))
+    numbers = prior.alpha0, prior.kappa0, prior.nu0
+    strides = *(x.ndim for x in numbers), 16 * (prior.inv_psi0.ndim - 1), 16 * (prior.m0.ndim - 1)
+    return (prior.m0, *numbers, prior.inv_psi0), strides
+
+
+def _rule(rule: VBRule) -> dict[str, int | bool]:
+    return dict(WISHART=rule.wishart, RULE=ACTIVATIONS.index(rule.activation))
 
 
 def _terms(terms: Tensor, t: int, iters: int) -> tuple[Tensor, Tensor | None, Tensor]:

@@ -5,6 +5,9 @@ import triton.language as tl
 
 from vbcaps.kernels.triton.mma import load_pose, load_rows, store_pose, store_rows
 from vbcaps.kernels.triton.passes import add, axpy, mul, repeat, scale, sub, sum_parts, sum_pose_parts, sum_types
+from vbcaps.routing.vb import ACTIVATIONS
+
+AGREEMENT, INFORMATION, PAPER = (tl.constexpr(ACTIVATIONS.index(k)) for k in ("agreement", "information", "paper"))
 
 
 @triton.jit
@@ -30,6 +33,17 @@ def trigamma(x):
     y = 1.0 / tl.where(x < 8, x + 8, x)
     u = y * y
     return shift + y + 0.5 * u + y * u * (1 / 6 - u * (1 / 30 - u * (1 / 42 - u / 30)))
+
+
+@triton.jit
+def ln_gamma(x):
+    """Return ln Gamma(x), x > 0, by the method of `digamma`."""
+    t = x * x + 7 * x
+    shift = tl.where(x < 8, tl.log(t * (t + 6) * (t + 10) * (t + 12)), 0.0)
+    y = tl.where(x < 8, x + 8, x)
+    u = 1.0 / (y * y)
+    series = (1 / 12 - u * (1 / 360 - u * (1 / 1260 - u / 1680))) / y
+    return (y - 0.5) * tl.log(y) - y + 0.9189385332046727 + series - shift
 
 
 @triton.jit
@@ -77,9 +91,33 @@ def posterior(
 
 
 @triton.jit
+def prior_scale(m_ptr, m0_ptr, m0_stride, kappa0_ptr, kappa0_stride, inv_psi0_ptr, inv_psi0_stride, at, N, J):
+    """Return kappa0, m - m0, and the 1 / psi0 + kappa0 (m - m0)^2 of KL[q(mu, lambda) || prior]."""
+    j = at // N % J
+    kappa0 = tl.load(kappa0_ptr + j * kappa0_stride)
+    gap = sub(load_pose(m_ptr + 16 * at), load_rows(m0_ptr + j * m0_stride))
+    return kappa0, gap, axpy(load_rows(inv_psi0_ptr + j * inv_psi0_stride), kappa0, mul(gap, gap))
+
+
+@triton.jit
+def divergence(kappa, nu, psi, kappa0, nu0, inv_psi0, prior_scale):
+    """Return KL[q(mu, lambda) || prior] of each parent and image."""
+    s, s0 = 0.5 * nu, 0.5 * nu0
+    ln_ratio, sum = tl.log(psi[0] * inv_psi0[0]), psi[0] * prior_scale[0]
+    for d in tl.static_range(1, 16):
+        ln_ratio += tl.log(psi[d] * inv_psi0[d])
+        sum += psi[d] * prior_scale[d]
+    gaussian = 8 * (tl.log(kappa / kappa0) + kappa0 / kappa - 1)
+    gamma = 16 * ((s - s0) * digamma(s) - ln_gamma(s) + ln_gamma(s0))
+    return gaussian + gamma - s0 * ln_ratio + s * (sum - 16)
+
+
+@triton.jit
 def parent_kernel(
     rj_ptr,  # l j n
     parts_ptr,  # parts l j n r p
+    m_ptr,  # l j n r p
+    m0_ptr,  # d or j d
     alpha0_ptr,  # () or j
     kappa0_ptr,  # () or j
     nu0_ptr,  # () or j
@@ -96,10 +134,11 @@ def parent_kernel(
     nu_ptr,  # l j n
     E_ln_pi_ptr,  # l j n
     E_lndet_ptr,  # l j n
-    total, PARTS, N, J, alpha0_stride, kappa0_stride, nu0_stride, inv_psi0_stride, LAST: tl.constexpr,
-    WISHART: tl.constexpr, PAPER: tl.constexpr, TYPES: tl.constexpr, LANES: tl.constexpr,
+    total, PARTS, N, J, alpha0_stride, kappa0_stride, nu0_stride, inv_psi0_stride, m0_stride, temper,
+    LAST: tl.constexpr, WISHART: tl.constexpr, RULE: tl.constexpr, TYPES: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """Update q*(pi, mu, lambda); write the scores' precision lambda = nu psi and constant K or, if LAST, the result."""
+    """Update q*(pi, mu, lambda); write the scores' precision lambda = nu psi and constant K, both times `temper`, or,
+    if LAST, the result."""
     at = tl.program_id(0) * LANES + tl.arange(0, LANES)
     on = at < total
     at = tl.minimum(at, total - 1)
@@ -118,7 +157,15 @@ def parent_kernel(
         j = at // N % J
         beta_a = tl.load(beta_a_ptr + j)
         beta_u = tl.load(beta_u_ptr + j)
-        if PAPER:
+        if RULE == AGREEMENT:
+            logit = beta_a + (E_ln_pi + 0.5 * E_lndet - beta_u) * r_j
+        elif RULE == INFORMATION:
+            kappa0, gap, scales = prior_scale(
+                m_ptr, m0_ptr, m0_stride, kappa0_ptr, kappa0_stride, inv_psi0_ptr, inv_psi0_stride, at, N, J
+            )
+            nu0, inv_psi0 = tl.load(nu0_ptr + j * nu0_stride), load_rows(inv_psi0_ptr + j * inv_psi0_stride)
+            logit = beta_a - beta_u + divergence(kappa, nu, psi, kappa0, nu0, inv_psi0, scales)
+        elif RULE == PAPER:
             logit = beta_a - (beta_u + E_ln_pi + E_lndet) * r_j
         else:
             H = 0.5 * (16 * 2.8378770664093453 - E_lndet)
@@ -131,9 +178,9 @@ def parent_kernel(
         tl.store(E_lndet_ptr + at, E_lndet, mask=on)
         store_pose(psi_ptr + 16 * at, psi, on)
     else:
-        lam = scale(nu, psi)
+        lam = scale(temper * nu, psi)
         store_pose(lam_ptr + 16 * at, lam, on)
-        tl.store(K_ptr + at, E_ln_pi + 0.5 * E_lndet - 8 / kappa, mask=on)
+        tl.store(K_ptr + at, temper * (E_ln_pi + 0.5 * E_lndet - 8 / kappa), mask=on)
 
 
 @triton.jit
@@ -142,6 +189,7 @@ def grad_parent_kernel(
     S_ptr,  # l j n r p
     m_ptr,  # l j n r p
     last_m_ptr,  # l j n r p
+    m0_ptr,  # d or j d
     alpha0_ptr,  # () or j
     kappa0_ptr,  # () or j
     nu0_ptr,  # () or j
@@ -167,9 +215,10 @@ def grad_parent_kernel(
     galpha_ptr,  # l j n
     gkappa_ptr,  # l j n
     gnu_ptr,  # l j n
-    total, PARTS, N, J, row, alpha0_stride, kappa0_stride, nu0_stride, inv_psi0_stride, LAST: tl.constexpr,
-    WISHART: tl.constexpr, PAPER: tl.constexpr, HAS_M: tl.constexpr, HAS_ALPHA: tl.constexpr, HAS_KAPPA: tl.constexpr,
-    HAS_PSI: tl.constexpr, HAS_NU: tl.constexpr, PRIOR: tl.constexpr, TYPES: tl.constexpr, LANES: tl.constexpr,
+    total, PARTS, N, J, row, alpha0_stride, kappa0_stride, nu0_stride, inv_psi0_stride, m0_stride, temper,
+    LAST: tl.constexpr, WISHART: tl.constexpr, RULE: tl.constexpr, HAS_M: tl.constexpr, HAS_ALPHA: tl.constexpr,
+    HAS_KAPPA: tl.constexpr, HAS_PSI: tl.constexpr, HAS_NU: tl.constexpr, PRIOR: tl.constexpr, TYPES: tl.constexpr,
+    LANES: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of the moments, gb = dm / kappa, gS, gr, from those of logit and posterior (LAST) or scores.
 
@@ -197,14 +246,25 @@ def grad_parent_kernel(
         k = tl.arange(0, TYPES)[None, :]
         other = (field[:, None] + tl.minimum(k, J - 1)) * N + n[:, None]
         dlogit_k = tl.load(dlogit_ptr + other)
-        if PAPER:
+        if RULE == AGREEMENT or RULE == PAPER:
             share = tl.load(rj_ptr + other)
+        elif RULE == INFORMATION:
+            share = tl.zeros_like(dlogit_k)
         else:
             share = (
                 tl.exp(tl.load(E_ln_pi_ptr + other)) * 0.5 * (16 * 2.8378770664093453 - tl.load(E_lndet_ptr + other))
             )
         sum_dE_ln_pi = -tl.sum(tl.where(k < J, share * dlogit_k, 0.0), 1)
-        if PAPER:
+        if RULE == AGREEMENT:
+            sum_dE_ln_pi = -sum_dE_ln_pi
+            beta_u = tl.load(beta_u_ptr + lj % J)
+            dE_ln_pi = r_j * dlogit
+            dE_lndet = 0.5 * r_j * dlogit
+            dr = (E_ln_pi + 0.5 * E_lndet - beta_u) * dlogit
+        elif RULE == INFORMATION:
+            dE_ln_pi = zero
+            dE_lndet = zero
+        elif RULE == PAPER:
             beta_u = tl.load(beta_u_ptr + lj % J)
             dE_ln_pi = -r_j * dlogit
             dE_lndet = -r_j * dlogit
@@ -227,20 +287,40 @@ def grad_parent_kernel(
             gb = scale(1 / kappa, dm)
         else:
             gb = repeat(zero)
+        if RULE == INFORMATION:
+            kappa0, gap, scales = prior_scale(
+                m_ptr, m0_ptr, m0_stride, kappa0_ptr, kappa0_stride, inv_psi0_ptr, inv_psi0_stride, at, N, J
+            )
+            nu0 = tl.load(nu0_ptr + lj % J * nu0_stride)
+            products = mul(psi, scales)
+            sum = products[0]
+            for d in tl.static_range(1, 16):
+                sum += products[d]
+            gS = add(
+                gS,
+                [
+                    0.5 * dlogit * psi[d] * (nu0 - nu * products[d])
+                    for d in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
+                ],
+            )
+            gb = axpy(gb, dlogit * nu * kappa0 / kappa, mul(psi, gap))
+            dkappa += 8 * dlogit * (kappa - kappa0) / (kappa * kappa)
+            dnu += dlogit * (0.5 * (sum - 16) + 4 * (nu - nu0) * trigamma(0.5 * nu))
         shift = repeat(zero)
     else:
-        dE_ln_pi = sum_parts(U0_ptr, at, total, PARTS)
+        dE_ln_pi = temper * sum_parts(U0_ptr, at, total, PARTS)
         for q in range(PARTS):
             sum_dE_ln_pi += sum_types(U0_ptr + q * total, field, n, N, J, TYPES)
+        sum_dE_ln_pi = temper * sum_dE_ln_pi
         dE_lndet = 0.5 * dE_ln_pi
         dkappa += 8 / (kappa * kappa) * dE_ln_pi
         U1 = sum_pose_parts(U1_ptr, 16 * at, 16 * total, PARTS)
         U2 = sum_pose_parts(U2_ptr, 16 * at, 16 * total, PARTS)
-        lam = scale(nu, psi)
+        lam = scale(temper * nu, psi)
         gb = scale(1 / kappa, mul(lam, U1))
         gS = mul(psi, [0.5 * lam[d] * U2[d] - dE_lndet for d in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)])
         for d in tl.static_range(16):
-            dnu -= 0.5 * psi[d] * U2[d]
+            dnu -= 0.5 * temper * psi[d] * U2[d]
         m = load_pose(m_ptr + 16 * at)
         last_m = load_pose(last_m_ptr + 16 * at)
         shift = sub(last_m, m)
