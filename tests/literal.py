@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from scipy.special import digamma, expit
+from scipy.special import digamma, expit, gammaln, multigammaln
 
 from vbcaps.routing.fields import conv_fields
 
@@ -95,7 +95,7 @@ def normalise_over_parents(ln_p, child):
     return r
 
 
-def vb_routing(a, v, child, prior, *, iters, precision, activation, beta_a, beta_u):
+def vb_routing(a, v, child, prior, *, iters, precision, activation, temper, beta_a, beta_u):
     """Algorithm 1. ``prior`` has alpha0, kappa0, nu0 as ``j``, m0 as ``j d`` and Psi0 as ``j d e``."""
     N, L, I, J, D = v.shape
     n_l_j = list(itertools.product(range(N), range(L), range(J)))
@@ -144,15 +144,39 @@ def vb_routing(a, v, child, prior, *, iters, precision, activation, beta_a, beta
         for (n, l, j), i in itertools.product(n_l_j, range(I)):
             x = v[n, l, i, j] - q.m[n, l, j]
             E_maha = D / q.kappa[n, l, j] + q.nu[n, l, j] * x @ q.psi[n, l, j] @ x
-            ln_r[n, l, i, j] = E_ln_pi[n, l, j] + E_lndet[n, l, j] / 2 - E_maha / 2
+            ln_r[n, l, i, j] = temper * (E_ln_pi[n, l, j] + E_lndet[n, l, j] / 2 - E_maha / 2)
         r_ij = normalise_over_parents(ln_r, child)
     for n, l, j in n_l_j:
-        if activation == "paper":
+        if activation == "agreement":
+            q.logit[n, l, j] = beta_a[j] + (E_ln_pi[n, l, j] + E_lndet[n, l, j] / 2 - beta_u[j]) * r_j[n, l, j]
+        elif activation == "information":
+            q.logit[n, l, j] = beta_a[j] - beta_u[j] + divergence(q, prior, n, l, j, precision)
+        elif activation == "paper":
             q.logit[n, l, j] = beta_a[j] - (beta_u[j] + E_ln_pi[n, l, j] + E_lndet[n, l, j]) * r_j[n, l, j]
         else:
             H = D / 2 * np.log(2 * np.pi * np.e) - E_lndet[n, l, j] / 2
             q.logit[n, l, j] = beta_a[j] - (np.exp(E_ln_pi[n, l, j]) * H + beta_u[j])
     return q
+
+
+def divergence(q, prior, n, l, j, precision):
+    """KL[q(mu, Lambda) || prior], by cross entropies of a Gaussian-Wishart, or of a Gaussian-Gamma for each entry."""
+    m, kappa, Psi, nu = (x[n, l, j] for x in (q.m, q.kappa, q.psi, q.nu))
+    m0, kappa0, nu0, Psi0 = prior.m0[j], prior.kappa0[j], prior.nu0[j], prior.Psi0[j]
+    D, gap = len(m), m - m0
+    total = (D * np.log(kappa / kappa0) + D * kappa0 / kappa - D + kappa0 * nu * gap @ Psi @ gap) / 2
+    if precision == "full":
+        E_lndet = sum(digamma((nu - d) / 2) for d in range(D)) + D * np.log(2) + np.linalg.slogdet(Psi)[1]
+        total += (nu - nu0) / 2 * E_lndet - nu * D / 2 + nu / 2 * np.trace(np.linalg.inv(Psi0) @ Psi)
+        for k, P, sign in ((nu0, Psi0, 1), (nu, Psi, -1)):  # ln of the Wisharts' normalisers
+            total += sign * (k * D / 2 * np.log(2) + k / 2 * np.linalg.slogdet(P)[1] + multigammaln(k / 2, D))
+        return total
+    for d in range(D):
+        a, a0, rate, rate0 = nu / 2, nu0 / 2, 1 / (2 * Psi[d, d]), np.linalg.inv(Psi0)[d, d] / 2
+        E_ln = digamma(a) - np.log(rate)
+        total += a * np.log(rate) - gammaln(a) + (a - 1) * E_ln - a
+        total -= a0 * np.log(rate0) - gammaln(a0) + (a0 - 1) * E_ln - rate0 * a / rate
+    return total
 
 
 def em_routing(a, v, child, *, iters, beta_a, beta_u, temperature, growth, min_var):

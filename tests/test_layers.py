@@ -14,6 +14,7 @@ import vbcaps.layers
 from vbcaps import Capsules, ClassCaps, ConvCaps, PrimaryCaps, Prior
 from vbcaps.routing import dynamic_routing, em_routing, vb_routing
 from vbcaps.routing.fields import coordinates
+from vbcaps.routing.vb import ACTIVATIONS
 from vbcaps.routing.votes import at_right_hand_column
 
 ROUTINGS = ("vb", "em", "dynamic")
@@ -263,14 +264,14 @@ def test_poses_of_1e9_are_finite(kind, training, routing):
     assert all(x.isfinite().all() for x in (out.logits, out.poses, *gradients, *layer.buffers()))
 
 
-@pytest.mark.parametrize("activation", ["released", "paper"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_offsets_that_batch_norm_takes_away_have_no_gradient_in_training(activation):
     layer = ConvCaps(3, 2, 2, routing_options=dict(activation=activation)).double()
     caps = capsules(2, 4, 4, 3, 4)
     beta_a, beta_u = layer.routing.beta_a, layer.routing.beta_u
     layer(caps).logits.pow(3).sum().backward()
     assert torch.equal(beta_a.grad, torch.zeros(2).double())
-    assert bool(beta_u.grad.any()) == (activation == "paper")  # times r_j, so it is no offset
+    assert bool(beta_u.grad.any()) == (activation in ("agreement", "paper"))  # times r_j, so it is no offset
     layer.zero_grad()
     layer.eval()(caps).logits.pow(3).sum().backward()
     assert beta_a.grad.abs().min() > 0.01
@@ -424,7 +425,7 @@ def test_gradients_reach_activations_poses_and_weights(a_dtype):
         (
             dict(routing_options=dict(depth=3)),
             TypeError,
-            "routing='vb' may be ['iters', 'activation', 'through', 'prior']",
+            "routing='vb' may be ['iters', 'activation', 'temper', 'through', 'prior']",
         ),
         (dict(routing_options=dict(prior=Prior(dim=9))), ValueError, "prior was made for dim=9"),
         (dict(routing_options=dict(prior=dict(alpha0=1))), TypeError, "prior must be a Prior, as Prior(alpha0=0.1)"),

@@ -47,7 +47,25 @@ def first() -> Settings:
     return [*routed, *uniform, *others, ("default", dict(network="cnn", arch=(32, 32, 36, 36), iters=3))]
 
 
-STAGES = dict(first=first)
+def strong() -> Settings:
+    """Return priors that the votes of one image hardly move: a precision near ``stiffness``, even mixing proportions.
+
+    Mass then begets neither precision nor mass, and an iteration is one of k-means with soft assignment.
+    """
+
+    def fields(rule: str, alpha0: float, nu0: float, stiffness: float, temper: float, iters: int) -> dict[str, Any]:
+        prior = dict(alpha0=alpha0, nu0=nu0, psi0=stiffness / nu0)
+        return dict(iters=iters, activation=rule, temper=temper) | prior
+
+    rules = "agreement", "information"
+    kinds = (100.0, 10.0), (1e3, 3.0), (1e3, 10.0), (1e3, 30.0), (1e3, 100.0), (1e4, 10.0)
+    three = [fields(rule, a, *kind, t, 3) for kind, a, t, rule in product(kinds, (1e3, 1.0), (1.0, 0.25), rules)]
+    two = [fields(rule, 1e3, 1e3, stiffness, 1.0, 2) for stiffness, rule in product((3.0, 10.0, 30.0, 100.0), rules)]
+    five = [fields(rule, 1e3, 1e3, stiffness, 1.0, 5) for stiffness, rule in product((10.0, 30.0), rules)]
+    return [("default", one) for one in (*three, *two, *five)]
+
+
+STAGES = dict(first=first, strong=strong)
 
 
 def recipe_of(name: str, fields: dict[str, Any], seed: int) -> Recipe:
@@ -134,7 +152,8 @@ def main() -> None:
     parser.add_argument("--data-folder")
     given = parser.parse_args()
     if given.gather is not None:
-        return gather(given.stage, given.gather)
+        gather(given.stage, given.gather)
+        return
     if given.out is None:
         parser.error("--out or --gather is needed")
     k, n = map(int, given.part.split("/"))

@@ -18,11 +18,20 @@ from vbcaps import Prior
 from vbcaps.distributions import expected_log_pi
 from vbcaps.routing import Posterior, VBRouting, vb_routing
 from vbcaps.routing.fields import softmax_over_parents
-from vbcaps.routing.vb import expected_logdet, expected_mahalanobis, update_q_parameters
+from vbcaps.routing.vb import ACTIVATIONS, expected_logdet, expected_mahalanobis, update_q_parameters
 
 F64 = torch.float64
 PRECISIONS = pytest.mark.parametrize("precision", ["gamma", "wishart", "full"])
-ACTIVATIONS = pytest.mark.parametrize("activation", ["released", "paper"])
+RULES = pytest.mark.parametrize(
+    ("precision", "activation"),
+    [
+        (precision, rule)
+        for precision in ("gamma", "wishart", "full")
+        for rule in ACTIVATIONS
+        if (precision, rule) != ("wishart", "information")  # no distribution, so no divergence
+    ],
+)
+SOFT = pytest.mark.parametrize("temper", [1.0, 1 / 16])
 
 
 def random_spd(gen, *batch, dim):
@@ -145,20 +154,20 @@ def test_elbo_gains_what_scikit_learns_lower_bound_gains(seed):
 # --- the printed algorithm --------------------------------------------------------------------------------------
 
 
-@PRECISIONS
-@ACTIVATIONS
+@RULES
+@SOFT
 @pytest.mark.parametrize(("size", "stride"), [((4, 4), (1, 1)), ((5, 5), (2, 2)), ((4, 7), (1, 2))])
 @pytest.mark.parametrize("iters", [1, 2, 3])
-def test_routing_equals_a_literal_algorithm_1(precision, activation, size, stride, iters):
+def test_routing_equals_a_literal_algorithm_1(precision, activation, temper, size, stride, iters):
     a, V, child = literal.random_problem(iters, size=size, stride=stride, batch=1 + iters % 2)
     assert len(child.unique()) < child.numel()
     prior, arrays = random_prior(7, precision, 3, 4)
     beta_a, beta_u = torch.tensor([0.3, -0.2, 1.0], dtype=F64), torch.tensor([-0.5, 0.8, 0.1], dtype=F64)
-    options = dict(iters=iters, activation=activation, beta_a=beta_a, beta_u=beta_u)
+    options = dict(iters=iters, activation=activation, temper=temper, beta_a=beta_a, beta_u=beta_u)
     logit, q = vb_routing(a, V, child, prior, **options)
     expected = literal.vb_routing(a.numpy(), V.numpy(), child.numpy(), arrays, precision=precision, **options)
     np.testing.assert_allclose(logit, expected.logit, rtol=1e-9, atol=1e-10)
-    for name in Posterior._fields[:-1]:
+    for name in Posterior._fields[:-2]:
         value = getattr(expected, name)
         value = np.diagonal(value, axis1=-2, axis2=-1) if name == "psi" and precision != "full" else value
         np.testing.assert_allclose(getattr(q, name), value, rtol=1e-9, atol=1e-11, err_msg=name)
@@ -198,7 +207,8 @@ LOGS = st.floats(-2, 2).map(lambda x: 10**x)
 
 @pytest.mark.parametrize("precision", ["gamma", "full"])
 @pytest.mark.parametrize("single_field", [True, False])
-@settings(max_examples=150, deadline=None, derandomize=True)
+@pytest.mark.parametrize("temper", [1.0, 1 / 4, 1 / 16, 2.0])
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 2**31 - 1),
     parents=st.integers(1, 4),
@@ -211,7 +221,9 @@ LOGS = st.floats(-2, 2).map(lambda x: 10**x)
     excess=LOGS,
     m0=st.floats(-3, 3),
 )
-def test_elbo_never_falls(precision, single_field, seed, parents, dim, stride, scale, alpha0, kappa0, Psi0, excess, m0):
+def test_elbo_never_falls(
+    precision, single_field, temper, seed, parents, dim, stride, scale, alpha0, kappa0, Psi0, excess, m0
+):  # fmt: skip
     """From the first iteration where one field sees each child, else from the second."""
     size = (3, 3) if single_field else (3 + stride, 3)
     a, V, child = literal.random_problem(
@@ -219,13 +231,13 @@ def test_elbo_never_falls(precision, single_field, seed, parents, dim, stride, s
     )
     nu0 = excess + (dim - 1 if precision == "full" else 0)
     prior = Prior(alpha0, m0, kappa0, Psi0, nu0, dim=dim, precision=precision, dtype=F64)
-    bounds = [vb_routing(a, V, child, prior, iters=t)[1].elbo(a, V) for t in range(1, 7)]
+    bounds = [vb_routing(a, V, child, prior, iters=t, temper=temper)[1].elbo(a, V) for t in range(1, 7)]
     for b in bounds:
         terms = b.likelihood + b.assignment + b.responsibility - b.kl_pi - b.kl_parameters
         torch.testing.assert_close(b.total, terms, rtol=1e-12, atol=1e-9)
         assert (b.kl_pi > -1e-9).all()
         assert (b.kl_parameters > -1e-7).all()
-        assert (b.responsibility > -1e-9).all()
+        assert (b.responsibility > -1e-8).all()
     for before, after in itertools.pairwise(bounds if single_field else bounds[1:]):
         rounding = 1e-9 + 1e-11 * sum(term.abs() for term in after)
         assert (after.total - before.total >= -rounding).all()
@@ -234,7 +246,7 @@ def test_elbo_never_falls(precision, single_field, seed, parents, dim, stride, s
 def test_elbo_terms_equal_loops():
     a, V, child = literal.random_problem(5)
     prior, _ = random_prior(5, "full", 3, 4)
-    _, q = vb_routing(a, V, child, prior)
+    _, q = vb_routing(a, V, child, prior, temper=0.25)
     bound = q.elbo(a, V)
     ln_pi, lndet, maha = expected_log_pi(q.alpha), expected_logdet(q, "full"), expected_mahalanobis(V, q)
     kl_pi, kl_parameters = q.kl()
@@ -247,19 +259,60 @@ def test_elbo_terms_equal_loops():
                 R = a[n, l, i] * q.r[n, l, i, j]
                 terms["likelihood"] += R * (lndet[n, l, j] - 4 * math.log(2 * math.pi) - maha[n, l, i, j]) / 2
                 terms["assignment"] += R * ln_pi[n, l, j]
-                terms["responsibility"] -= R * q.r[n, l, i, j].log()
+                terms["responsibility"] -= 4 * R * q.r[n, l, i, j].log()
         for name, value in terms.items():
             torch.testing.assert_close(getattr(bound, name)[n], value, msg=name)
+
+
+# --- the rules --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("precision", ["gamma", "full"])
+@pytest.mark.parametrize("iters", [1, 3])
+def test_activation_rises_with_agreement_but_falls_by_the_printed_rule(precision, iters):
+    """Two parents see the same votes but for their scatter; the prior expects more scatter than either has."""
+    gen = torch.Generator().manual_seed(0)
+    noise = torch.randn(1, 1, 40, 1, 4, generator=gen, dtype=F64)
+    V = torch.cat([0.02 * noise, 0.2 * noise], 3) + 0.5  # the first parent's votes agree more
+    prior = Prior(Psi0=0.5, dim=4, precision=precision, dtype=F64)
+    for activation in ACTIVATIONS:
+        a, child = torch.ones(1, 1, 40, dtype=F64), torch.arange(40)[None]
+        logit, _ = vb_routing(a, V, child, prior, iters=iters, activation=activation)
+        agreeing, scattered = logit[0, 0].tolist()
+        assert (agreeing > scattered) == (activation != "paper"), activation
+
+
+@pytest.mark.parametrize("activation", [rule for rule in ACTIVATIONS if rule != "released"])
+def test_information_and_votes_are_zero_for_a_parent_without_votes(activation):
+    a, V, child = literal.extreme_inputs(F64, dim=4)["no child of one field active"]
+    logit, q = vb_routing(a, V, child, Prior(dim=4, dtype=F64), activation=activation, beta_a=0.25)
+    empty = q.kappa == 1
+    assert empty.any()
+    torch.testing.assert_close(logit[empty], torch.full_like(logit[empty], 0.25))
+
+
+def test_information_is_the_divergence_of_the_posterior():
+    a, V, child = literal.random_problem(3)
+    for precision in ("gamma", "full"):
+        logit, q = vb_routing(a, V, child, random_prior(3, precision, 3, 4)[0], activation="information")
+        torch.testing.assert_close(logit, q.kl()[1])
+
+
+def test_softness_makes_shares_more_even():
+    a, V, child = literal.random_problem(3)
+    entropies = [vb_routing(a, V, child, Prior(dim=4, dtype=F64), temper=t)[1].r for t in (1.0, 0.25, 1 / 16)]
+    sharp, soft, softer = (-torch.xlogy(r, r).sum() for r in entropies)
+    assert sharp < soft < softer
 
 
 # --- gradients --------------------------------------------------------------------------------------------------
 
 
-def small_routing(precision, activation="released", iters=3):
+def small_routing(precision, activation="released", iters=3, temper=1.0):
     """A module with everything learned away from zero, its inputs, and its parameters by name."""
     gen = torch.Generator().manual_seed(3)
     prior, _ = random_prior(3, precision, 2, 2, learn="all")
-    module = VBRouting(2, 2, iters=iters, activation=activation, prior=prior).double()
+    module = VBRouting(2, 2, iters=iters, activation=activation, temper=temper, prior=prior).double()
     with torch.no_grad():
         for beta in (module.beta_a, module.beta_u):
             beta.copy_(torch.randn(2, generator=gen, dtype=F64))
@@ -269,10 +322,10 @@ def small_routing(precision, activation="released", iters=3):
     return module, a, V, child
 
 
-@PRECISIONS
-@ACTIVATIONS
-def test_gradcheck_of_routing_in_inputs_offsets_and_every_prior(precision, activation):
-    module, a, V, child = small_routing(precision, activation)
+@RULES
+@SOFT
+def test_gradcheck_of_routing_in_inputs_offsets_and_every_prior(precision, activation, temper):
+    module, a, V, child = small_routing(precision, activation, temper=temper)
     names, values = zip(*module.named_parameters(), strict=True)
     assert {name.split(".")[-1] for name in names} == {
         "beta_a", "beta_u", "alpha0_raw", "m0_raw", "kappa0_raw", "Psi0_raw", "nu0_raw"
@@ -280,7 +333,7 @@ def test_gradcheck_of_routing_in_inputs_offsets_and_every_prior(precision, activ
 
     def route(a, V, *values):
         logit, q = torch.func.functional_call(module, dict(zip(names, values, strict=True)), (a, V, child))
-        return logit, *q[:-1]
+        return logit, *q[:-2]
 
     leaves = [x.detach().clone().requires_grad_() for x in (a, V, *values)]
     assert torch.autograd.gradcheck(route, leaves)
@@ -296,7 +349,7 @@ def test_through_the_last_iteration_responsibilities_are_as_if_given(precision):
     module.through = "last"
     logit, q = module(a, V, child)
     assert torch.equal(logit, expected_logit)
-    assert all(torch.equal(x, y) for x, y in zip(q[:-1], expected[:-1], strict=True))
+    assert all(torch.equal(x, y) for x, y in zip(q[:-2], expected[:-2], strict=True))
     given = update_q_parameters(q.r.detach(), a, V, module.prior(), precision)
 
     def gradients(of):
@@ -335,8 +388,7 @@ def test_gradcheck_of_the_elbo_and_entropies(precision):
 # --- extremes ---------------------------------------------------------------------------------------------------
 
 
-@PRECISIONS
-@ACTIVATIONS
+@RULES
 @pytest.mark.parametrize("dim", [1, 4, 16])
 @pytest.mark.parametrize("case", literal.extreme_inputs())
 def test_extreme_inputs_give_finite_outputs_and_gradients(precision, activation, dim, case):
@@ -345,7 +397,7 @@ def test_extreme_inputs_give_finite_outputs_and_gradients(precision, activation,
     prior = Prior(dim=dim, precision=precision, learn="all")
     module = VBRouting(V.shape[3], dim, activation=activation, prior=prior)
     logit, q = module(a, V, child)
-    literal.assert_finite_with_gradients((logit, *q[:-1]), [a, V, *module.parameters()])
+    literal.assert_finite_with_gradients((logit, *q[:-2]), [a, V, *module.parameters()])
 
 
 ENDS = (1e-6, 1e6)
@@ -359,12 +411,13 @@ def test_priors_at_the_ends_of_the_legal_range_give_finite_outputs_and_gradients
     nu0 = excess + (0 if precision == "gamma" else 3)
     inputs = literal.extreme_inputs()
     cases = "no child of one field active", "poses of 1e4", "poses of 1e-6"
-    for case, activation, learn in itertools.product(cases, ("released", "paper"), ((), "all")):
+    rules = [rule for rule in ACTIVATIONS if (precision, rule) != ("wishart", "information")]
+    for case, activation, learn in itertools.product(cases, rules, ((), "all")):
         a, V, child = inputs[case]
         a, V = literal.leaf(a), literal.leaf(V)
         prior = Prior(alpha0, m0, kappa0, Psi0, nu0, dim=4, precision=precision, learn=learn)
         logit, q = vb_routing(a, V, child, prior, activation=activation)
-        literal.assert_finite_with_gradients((logit, *q[:-1]), [a, V, *prior.parameters()])
+        literal.assert_finite_with_gradients((logit, *q[:-2]), [a, V, *prior.parameters()])
 
 
 @PRECISIONS
@@ -417,7 +470,7 @@ def test_results_have_the_shapes_and_dtype_of_the_votes(precision, dtype):
     _, _, logit, q = routed(precision, dtype)
     matrix = (2, 4, 3, 4, 4) if precision == "full" else (2, 4, 3, 4)
     shapes = [(2, 4, 3), (2, 4, 3, 4), (2, 4, 3), matrix, (2, 4, 3), (2, 4, 9, 3)]
-    assert [x.shape for x in q[:-1]] == shapes
+    assert [x.shape for x in q[:-2]] == shapes
     assert logit.shape == (2, 4, 3)
     mu, Lambda = q.sample()
     assert (mu.shape, Lambda.shape) == (q.m.shape, q.psi.shape)
@@ -457,7 +510,7 @@ def test_variance_is_one_over_the_mean_precision(precision):
 @PRECISIONS
 def test_samples_have_the_posteriors_means_and_differ(precision):
     _, _, _, q = routed(precision, F64, batch=1)
-    many = Posterior(*(x.detach().expand(4000, *x.shape[1:]) for x in q[:-1]), q.prior)
+    many = Posterior(*(x.detach().expand(4000, *x.shape[1:]) for x in q[:-2]), q.prior)
     torch.manual_seed(0)
     mu, Lambda = many.sample()
     mean = q.psi * (q.nu[..., None, None] if q.full else q.nu[..., None])
@@ -501,7 +554,7 @@ def test_entropy_and_divergence_are_means_over_samples(precision):
     p = prior()
     psi0 = torch.linalg.inv(p.inv_Psi0) if q.full else 1 / p.inv_Psi0
     torch.manual_seed(0)
-    many = Posterior(*(x.expand(4000, *x.shape[1:]) for x in q[:-1]), q.prior)
+    many = Posterior(*(x.expand(4000, *x.shape[1:]) for x in q[:-2]), q.prior)
     mu, Lambda = many.sample()
     ln_q = log_prob(mu, Lambda, many.m, many.kappa, many.psi, many.nu)
     ln_p = log_prob(mu, Lambda, p.m0.expand_as(mu), p.kappa0, psi0.expand_as(Lambda), p.nu0.expand(4000, 4, 3))
@@ -527,14 +580,13 @@ def test_methods_of_extreme_posteriors_are_finite(precision, case):
 # --- the module, and errors -------------------------------------------------------------------------------------
 
 
-@PRECISIONS
-@ACTIVATIONS
+@RULES
 def test_module_is_the_function_with_its_own_parameters(precision, activation):
     module, a, V, child = small_routing(precision, activation, iters=2)
     logit, q = module(a, V, child)
     options = dict(iters=2, activation=activation, beta_a=module.beta_a, beta_u=module.beta_u)
     expected, p = vb_routing(a, V, child, module.prior, **options)
-    for x, y in zip((logit, *q[:-1]), (expected, *p[:-1]), strict=True):
+    for x, y in zip((logit, *q[:-2]), (expected, *p[:-2]), strict=True):
         torch.testing.assert_close(x, y, rtol=0, atol=0)
     assert f"iters=2, activation={activation!r}" in repr(module)
 
@@ -549,6 +601,12 @@ def test_module_keeps_a_copy_of_its_prior():
     ("options", "message"),
     [
         (dict(activation="sigmoid"), "activation must be one of .* got 'sigmoid'"),
+        (dict(temper=0.0), "temper must be a number above 0 and at most 100, got 0.0"),
+        (dict(temper=float("nan")), "temper must be a number above 0 and at most 100, got nan"),
+        (
+            dict(activation="information", prior=Prior(dim=4, precision="wishart")),
+            "activation='information' needs precision='gamma' or 'full'",
+        ),
         (dict(prior=Prior(dim=5)), r"dim=5"),
         (dict(iters=0), "iters"),
         (dict(prior=Prior(alpha0=torch.ones(2), dim=4)), "prior .*alpha0.* 2.* 3"),

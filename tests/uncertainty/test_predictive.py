@@ -12,7 +12,7 @@ from vbcaps import Capsules, ClassCaps, Prior
 from vbcaps.uncertainty import fit_temperature, mean_field_probabilities, sampled_probabilities
 from vbcaps.uncertainty.predictive import COOLEST, HOTTEST
 
-RULES = ("released", "paper")
+RULES = ("agreement", "released", "paper")
 D = 4  # pose entries
 DRAWS = 20000
 
@@ -82,7 +82,7 @@ def class_layer(rule, seed=0, norm_logit=True, **prior):
         layer.norm_a.running_var.fill_(1 - layer.norm_a.eps)
         raw = layer(caps).logits / layer.scale + layer.norm_a.running_mean
         layer.norm_a.running_mean.normal_(std=0.3).add_(raw.mean(0))
-        layer.norm_a.running_var.uniform_(0.5, 1.5).mul_(9 if rule == "paper" else 0.3)
+        layer.norm_a.running_var.uniform_(0.5, 1.5).mul_(0.3 if rule == "released" else 9)
     for parameter in layer.parameters():
         parameter.requires_grad_(False)
     return layer, layer(caps), layer.trace(caps)
@@ -91,8 +91,10 @@ def class_layer(rule, seed=0, norm_logit=True, **prior):
 def logits_of(layer, trace, ln_pi, lndet):
     """Activate class capsules as the paper and the released code write it, then BatchNorm and the factor."""
     q, beta_a, beta_u = trace.iterations[-1], layer.routing.beta_a, layer.routing.beta_u
-    if layer.routing.activation == "paper":
-        r_j = (trace.activations[..., None] * q.r).sum(1)
+    r_j = (trace.activations[..., None] * q.r).sum(1)
+    if layer.routing.activation == "agreement":
+        raw = beta_a + (ln_pi + lndet / 2 - beta_u) * r_j
+    elif layer.routing.activation == "paper":
         raw = beta_a - (beta_u + ln_pi + lndet) * r_j
     else:
         raw = beta_a - (ln_pi.exp() * 0.5 * (D * math.log(2 * math.pi * math.e) - lndet) + beta_u)
@@ -110,7 +112,13 @@ def drawn(trace, count=DRAWS):
 
 @pytest.mark.parametrize(
     ("rule", "temperature", "norm_logit"),
-    [("released", 1.0, True), ("released", 2.0, True), ("paper", 1.0, True), ("released", 1.0, False)],
+    [
+        ("agreement", 1.0, True),
+        ("released", 1.0, True),
+        ("released", 2.0, True),
+        ("paper", 1.0, True),
+        ("released", 1.0, False),
+    ],
 )
 def test_sampled_probabilities_are_the_mean_over_direct_draws(rule, temperature, norm_logit):
     layer, out, trace = class_layer(rule, norm_logit=norm_logit)
@@ -162,6 +170,10 @@ def test_other_layers_have_no_such_probabilities():
         for method in (sampled_probabilities, mean_field_probabilities):
             with pytest.raises(ValueError, match="need VB routing: other routings have no posterior; use the softmax"):
                 method(layer, layer(caps))
+    layer = ClassCaps(2, 3, pose_size=2, routing_options=dict(activation="information")).eval()
+    for method in (sampled_probabilities, mean_field_probabilities):
+        with pytest.raises(ValueError, match="activation='information' is a divergence of the whole posterior"):
+            method(layer, layer(caps))
     full = ClassCaps(2, 3, pose_size=2, routing_options=dict(prior=Prior(dim=4, precision="full"))).eval()
     for method in (sampled_probabilities, mean_field_probabilities):
         with pytest.raises(ValueError, match="need a diagonal precision, 'gamma' or 'wishart'; got 'full'"):

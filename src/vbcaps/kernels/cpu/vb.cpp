@@ -117,7 +117,7 @@ struct Field {
 };
 
 // Writes KL[q(mu, lambda) || prior] of type j, n, from psi and m, d n, and the sums of ln psi.
-INLINE void prior_divergence(const Field& f, const VBPrior& prior, const float* psi, const float* m,
+INLINE void prior_divergence(const Field& f, const VBPrior& prior, const float* S, const float* psi, const float* m,
                              const double* ln_psi, double* divergence, Long j, Long N) {
   const float *const inv_psi0 = prior.inv_psi0 + j * prior.inv_psi0_step, *const m0 = prior.m0 + j * prior.m0_step;
   const float kappa0 = prior.kappa0[j * prior.kappa0_step];
@@ -126,7 +126,7 @@ INLINE void prior_divergence(const Field& f, const VBPrior& prior, const float* 
   double* const sum = divergence + j * N;
   over_pose(N, [=](Long d, Long n, Long k) INLINE_LAMBDA {
     const float gap = m[k] - m0[d];
-    products[k] = psi[k] * (inv_psi0[d] + kappa0 * gap * gap);
+    products[k] = psi[k] * (kappa0 * gap * gap - S[k]);  // psi (1 / psi0 + kappa0 gap^2) - 1
   });
   sum_over_pose(sum, products, N);
   double ln_inv_psi0 = 0;
@@ -135,7 +135,7 @@ INLINE void prior_divergence(const Field& f, const VBPrior& prior, const float* 
     const double kappa = f.kappa[j * N + n], s = 0.5 * f.nu[j * N + n];
     sum[n] = 8 * (log_of(kappa / kappa0) + kappa0 / kappa - 1) +
              16 * ((s - s0) * digamma(s) - ln_gamma(s) + ln_gamma_s0) - s0 * (ln_psi[j * N + n] + ln_inv_psi0) +
-             s * (sum[n] - 16);
+             s * sum[n];
   }
 }
 
@@ -176,7 +176,7 @@ void vb_parent(const float* rj, const float* S, const float* m, const VBPrior* p
         });
         sum_over_pose(ln_psi + j * N, ln_psi_j, N);
         if (logit && rule == INFORMATION)
-          prior_divergence(f, *prior, out, m + at, ln_psi, divergence, j, N);
+          prior_divergence(f, *prior, S_j, out, m + at, ln_psi, divergence, j, N);
       }
       for (Long k = 0; k < size; k++) {
         const Long at = l * size + k, j = k / N;
@@ -269,16 +269,16 @@ void vb_grad_parent(const float* rj, const float* S, const float* m, const float
             float* const products = f.poses[0];
             over_pose(N, [=](Long d, Long n, Long k) INLINE_LAMBDA {
               const float psi = 1.0f / (S_j[k] + inv_psi0[d]), gap = m_j[k] - m0[d];
-              const float product = psi * (inv_psi0[d] + kappa0 * gap * gap);
+              const float product = psi * (kappa0 * gap * gap - S_j[k]);
               products[k] = product;
-              gS_j[k] += g[n] * psi * (s0 - 0.5f * nu[n] * product);
+              gS_j[k] -= g[n] * psi * (0.5f * nu[n] - s0 + 0.5f * nu[n] * product);
               gb_j[k] += g[n] * nu[n] * kappa0 * psi * gap * inv_kappa[n];
             });
             double* const sum = of_nu + j * N;
             sum_over_pose(sum, products, N);
             for (Long n = 0; n < N; n++) {
               const double nu_n = f.nu[j * N + n];
-              sum[n] = g[n] * (0.5 * (sum[n] - 16) + (0.5 * nu_n - s0) * trigamma_of_nu(nu_n, false));
+              sum[n] = g[n] * (0.5 * sum[n] + (0.5 * nu_n - s0) * trigamma_of_nu(nu_n, false));
             }
           }
           of_votes.put_pose(2 * t, l, j, gb_j);

@@ -91,25 +91,25 @@ def posterior(
 
 
 @triton.jit
-def prior_scale(m_ptr, m0_ptr, m0_stride, kappa0_ptr, kappa0_stride, inv_psi0_ptr, inv_psi0_stride, at, N, J):
-    """Return kappa0, m - m0, and the 1 / psi0 + kappa0 (m - m0)^2 of KL[q(mu, lambda) || prior]."""
+def excess(m_ptr, m0_ptr, m0_stride, kappa0_ptr, kappa0_stride, S, psi, at, N, J):
+    """Return kappa0, m - m0, and psi (1 / psi0 + kappa0 (m - m0)^2) - 1, which is psi (kappa0 (m - m0)^2 - S)."""
     j = at // N % J
     kappa0 = tl.load(kappa0_ptr + j * kappa0_stride)
     gap = sub(load_pose(m_ptr + 16 * at), load_rows(m0_ptr + j * m0_stride))
-    return kappa0, gap, axpy(load_rows(inv_psi0_ptr + j * inv_psi0_stride), kappa0, mul(gap, gap))
+    return kappa0, gap, mul(psi, sub(scale(kappa0, mul(gap, gap)), S))
 
 
 @triton.jit
-def divergence(kappa, nu, psi, kappa0, nu0, inv_psi0, prior_scale):
+def divergence(kappa, nu, psi, kappa0, nu0, inv_psi0, excess):
     """Return KL[q(mu, lambda) || prior] of each parent and image."""
     s, s0 = 0.5 * nu, 0.5 * nu0
-    ln_ratio, sum = tl.log(psi[0] * inv_psi0[0]), psi[0] * prior_scale[0]
+    ln_ratio, sum = tl.log(psi[0] * inv_psi0[0]), excess[0]
     for d in tl.static_range(1, 16):
         ln_ratio += tl.log(psi[d] * inv_psi0[d])
-        sum += psi[d] * prior_scale[d]
+        sum += excess[d]
     gaussian = 8 * (tl.log(kappa / kappa0) + kappa0 / kappa - 1)
     gamma = 16 * ((s - s0) * digamma(s) - ln_gamma(s) + ln_gamma(s0))
-    return gaussian + gamma - s0 * ln_ratio + s * (sum - 16)
+    return gaussian + gamma - s0 * ln_ratio + s * sum
 
 
 @triton.jit
@@ -160,11 +160,9 @@ def parent_kernel(
         if RULE == AGREEMENT:
             logit = beta_a + (E_ln_pi + 0.5 * E_lndet - beta_u) * r_j
         elif RULE == INFORMATION:
-            kappa0, gap, scales = prior_scale(
-                m_ptr, m0_ptr, m0_stride, kappa0_ptr, kappa0_stride, inv_psi0_ptr, inv_psi0_stride, at, N, J
-            )
+            kappa0, gap, more = excess(m_ptr, m0_ptr, m0_stride, kappa0_ptr, kappa0_stride, S, psi, at, N, J)
             nu0, inv_psi0 = tl.load(nu0_ptr + j * nu0_stride), load_rows(inv_psi0_ptr + j * inv_psi0_stride)
-            logit = beta_a - beta_u + divergence(kappa, nu, psi, kappa0, nu0, inv_psi0, scales)
+            logit = beta_a - beta_u + divergence(kappa, nu, psi, kappa0, nu0, inv_psi0, more)
         elif RULE == PAPER:
             logit = beta_a - (beta_u + E_ln_pi + E_lndet) * r_j
         else:
@@ -246,7 +244,7 @@ def grad_parent_kernel(
         k = tl.arange(0, TYPES)[None, :]
         other = (field[:, None] + tl.minimum(k, J - 1)) * N + n[:, None]
         dlogit_k = tl.load(dlogit_ptr + other)
-        if RULE == AGREEMENT or RULE == PAPER:
+        if (RULE == AGREEMENT) | (RULE == PAPER):
             share = tl.load(rj_ptr + other)
         elif RULE == INFORMATION:
             share = tl.zeros_like(dlogit_k)
@@ -288,24 +286,21 @@ def grad_parent_kernel(
         else:
             gb = repeat(zero)
         if RULE == INFORMATION:
-            kappa0, gap, scales = prior_scale(
-                m_ptr, m0_ptr, m0_stride, kappa0_ptr, kappa0_stride, inv_psi0_ptr, inv_psi0_stride, at, N, J
-            )
+            kappa0, gap, more = excess(m_ptr, m0_ptr, m0_stride, kappa0_ptr, kappa0_stride, S, psi, at, N, J)
             nu0 = tl.load(nu0_ptr + lj % J * nu0_stride)
-            products = mul(psi, scales)
-            sum = products[0]
+            sum = more[0]
             for d in tl.static_range(1, 16):
-                sum += products[d]
+                sum += more[d]
             gS = add(
                 gS,
                 [
-                    0.5 * dlogit * psi[d] * (nu0 - nu * products[d])
+                    -0.5 * dlogit * psi[d] * (nu - nu0 + nu * more[d])
                     for d in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
                 ],
             )
             gb = axpy(gb, dlogit * nu * kappa0 / kappa, mul(psi, gap))
             dkappa += 8 * dlogit * (kappa - kappa0) / (kappa * kappa)
-            dnu += dlogit * (0.5 * (sum - 16) + 4 * (nu - nu0) * trigamma(0.5 * nu))
+            dnu += dlogit * (0.5 * sum + 4 * (nu - nu0) * trigamma(0.5 * nu))
         shift = repeat(zero)
     else:
         dE_ln_pi = temper * sum_parts(U0_ptr, at, total, PARTS)
