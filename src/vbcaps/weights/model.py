@@ -87,6 +87,9 @@ class Model(nn.Module):
     def predict(self, images: Any, *, batch_size: int = 256, crops: int = 1) -> Tensor:
         """Return the probability of each class for each image, the softmax of the logits over ``temperature``.
 
+        A network that was trained on overlapping objects (``recipe.objects`` above 1) names several classes: it returns
+        the sigmoid, the probability that each class is in the image, and the sum over the classes is not 1.
+
         The method resizes, crops and standardises the images, and runs the network in evaluation mode for this call.
 
         Args:
@@ -121,7 +124,7 @@ class Model(nn.Module):
 
     def _scores(self, pixels: Tensor, crops: int, dtype: torch.dtype) -> Tensor:
         x = self.view.crops(pixels, crops).to(dtype)  # k n channel y x
-        scores = probabilities(self.net(x.flatten(0, 1)), self.temperature)
+        scores = probabilities(self.net(x.flatten(0, 1)), self.temperature, self.recipe.objects)
         return scores.unflatten(0, x.shape[:2]).mean(0).float().cpu()
 
     def reconstruct(self, images: Any, *, label: int | str | None = None, batch_size: int = 256) -> Tensor:
