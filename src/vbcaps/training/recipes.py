@@ -617,8 +617,8 @@ def medmnist_small() -> Recipe:
 
 
 # Fields of the fast twins by task (a dataset, or overlapping objects), by task and routing, and by recipe. They were
-# chosen on a held-out share of the training set (results/README.md). EM and the residual stem have VB's fields, although
-# Muon was not compared for them; affNIST has the former fields of Fashion-MNIST, without mirrors and squares.
+# chosen on a held-out share of the training set (results/README.md). EM and the residual stem have the fields of VB,
+# although Muon was not compared for them; affNIST has the former fields of Fashion-MNIST, without mirrors and squares.
 # Overlapping objects have fields that nobody has compared. A recipe that stops at a matched error stops early, so some
 # of these have a shorter schedule, in which the learning rate falls before.
 _ADAMW: dict[str, Any] = dict(
