@@ -332,6 +332,8 @@ class Recipe:
             logit_scale=self.loss_on == "logits", norm_logit=self.norm_logit, backend=self.backend,
         )  # fmt: skip
         shape = self.arch, in_channels, num_classes, self.crop, self.routing, self.stem
+        if self.objects > 1:  # a class is there in this share of the images: its log odds
+            of_capsules |= dict(logit_bias=math.log(self.objects / max(num_classes - self.objects, 1)))
         if self.network == "vae":
             return CapsVAE(*shape, sampling=self.sampling, filters=self.decoder, **of_capsules)
         return CapsNet(*shape, **of_capsules)

@@ -451,7 +451,7 @@ def _as_cnn(parent: Recipe, arch: tuple[int, ...] = (64, 64, 72, 72)) -> Recipe:
 # --- overlapping objects ---------------------------------------------------------------------------------------------
 
 
-@experiment("Overlapping digits", "two overlapping digits", parameters=169_493, on_laptop=True)
+@experiment("Overlapping digits", "two overlapping digits", parameters=169_503, on_laptop=True)
 def overlap() -> Recipe:
     """Two MNIST digits of different classes anywhere in 36x36, of which both are to be named: not in the paper.
 
@@ -460,13 +460,13 @@ def overlap() -> Recipe:
     return _overlapping(mnist(), "overlap", 2)
 
 
-@experiment("Overlapping digits", "two overlapping digits, EM routing", parameters=169_493, on_laptop=True)
+@experiment("Overlapping digits", "two overlapping digits, EM routing", parameters=169_503, on_laptop=True)
 def overlap_em() -> Recipe:
     """EM routing in the same network: not in the paper."""
     return replace(overlap(), name="overlap_em", routing="em")
 
 
-@experiment("Overlapping digits", "two overlapping digits, Dynamic routing", parameters=169_409, on_laptop=True)
+@experiment("Overlapping digits", "two overlapping digits, Dynamic routing", parameters=169_419, on_laptop=True)
 def overlap_dynamic() -> Recipe:
     """Dynamic routing in the same network: not in the paper."""
     return replace(overlap(), name="overlap_dynamic", routing="dynamic")
@@ -478,19 +478,19 @@ def overlap_cnn() -> Recipe:
     return _as_cnn(overlap())
 
 
-@experiment("Overlapping digits", "three overlapping digits", parameters=169_493, on_laptop=True)
+@experiment("Overlapping digits", "three overlapping digits", parameters=169_503, on_laptop=True)
 def overlap_three() -> Recipe:
     """Three MNIST digits of different classes in 36x36: not in the paper."""
     return _overlapping(mnist(), "overlap_three", 3)
 
 
-@experiment("Overlapping digits", "three overlapping digits, EM routing", parameters=169_493, on_laptop=True)
+@experiment("Overlapping digits", "three overlapping digits, EM routing", parameters=169_503, on_laptop=True)
 def overlap_three_em() -> Recipe:
     """EM routing in the same network: not in the paper."""
     return replace(overlap_three(), name="overlap_three_em", routing="em")
 
 
-@experiment("Overlapping digits", "three overlapping digits, Dynamic routing", parameters=169_409, on_laptop=True)
+@experiment("Overlapping digits", "three overlapping digits, Dynamic routing", parameters=169_419, on_laptop=True)
 def overlap_three_dynamic() -> Recipe:
     """Dynamic routing in the same network: not in the paper."""
     return replace(overlap_three(), name="overlap_three_dynamic", routing="dynamic")
@@ -502,19 +502,19 @@ def overlap_three_cnn() -> Recipe:
     return _as_cnn(overlap_three())
 
 
-@experiment("Overlapping clothes", "two overlapping clothes", parameters=169_493, on_laptop=True)
+@experiment("Overlapping clothes", "two overlapping clothes", parameters=169_503, on_laptop=True)
 def overlap_fashion() -> Recipe:
     """Two articles of Fashion-MNIST of different classes anywhere in 36x36: not in the paper."""
     return _overlapping(fashion(), "overlap_fashion", 2)
 
 
-@experiment("Overlapping clothes", "two overlapping clothes, EM routing", parameters=169_493, on_laptop=True)
+@experiment("Overlapping clothes", "two overlapping clothes, EM routing", parameters=169_503, on_laptop=True)
 def overlap_fashion_em() -> Recipe:
     """EM routing in the same network: not in the paper."""
     return replace(overlap_fashion(), name="overlap_fashion_em", routing="em")
 
 
-@experiment("Overlapping clothes", "two overlapping clothes, Dynamic routing", parameters=169_409, on_laptop=True)
+@experiment("Overlapping clothes", "two overlapping clothes, Dynamic routing", parameters=169_419, on_laptop=True)
 def overlap_fashion_dynamic() -> Recipe:
     """Dynamic routing in the same network: not in the paper."""
     return replace(overlap_fashion(), name="overlap_fashion_dynamic", routing="dynamic")
@@ -526,19 +526,19 @@ def overlap_fashion_cnn() -> Recipe:
     return _as_cnn(overlap_fashion())
 
 
-@experiment("Overlapping clothes", "three overlapping clothes", parameters=169_493, on_laptop=True)
+@experiment("Overlapping clothes", "three overlapping clothes", parameters=169_503, on_laptop=True)
 def overlap_fashion_three() -> Recipe:
     """Three articles of Fashion-MNIST of different classes in 36x36: not in the paper."""
     return _overlapping(fashion(), "overlap_fashion_three", 3)
 
 
-@experiment("Overlapping clothes", "three overlapping clothes, EM routing", parameters=169_493, on_laptop=True)
+@experiment("Overlapping clothes", "three overlapping clothes, EM routing", parameters=169_503, on_laptop=True)
 def overlap_fashion_three_em() -> Recipe:
     """EM routing in the same network: not in the paper."""
     return replace(overlap_fashion_three(), name="overlap_fashion_three_em", routing="em")
 
 
-@experiment("Overlapping clothes", "three overlapping clothes, Dynamic routing", parameters=169_409, on_laptop=True)
+@experiment("Overlapping clothes", "three overlapping clothes, Dynamic routing", parameters=169_419, on_laptop=True)
 def overlap_fashion_three_dynamic() -> Recipe:
     """Dynamic routing in the same network: not in the paper."""
     return replace(overlap_fashion_three(), name="overlap_fashion_three_dynamic", routing="dynamic")
