@@ -7,7 +7,16 @@ import re
 import pytest
 import torch
 
-from vbcaps.losses import VAELoss, activation_nll_loss, evidence_loss, spread_loss, spread_margin, total_loss, vae_loss
+from vbcaps.losses import (
+    VAELoss,
+    activation_nll_loss,
+    binary_cross_entropy,
+    evidence_loss,
+    spread_loss,
+    spread_margin,
+    total_loss,
+    vae_loss,
+)
 from vbcaps.prior import Prior
 from vbcaps.routing import Mixture, Posterior
 from vbcaps.vae import Reconstruction
@@ -47,6 +56,26 @@ def test_activation_nll_cannot_fall_below_its_bound(classes):
     assert activation_nll_loss(sure, target).item() == pytest.approx(bound, abs=1e-12)
     if classes == 5:
         assert bound == pytest.approx(0.905, abs=5e-4)
+
+
+def test_binary_cross_entropy_is_the_log_likelihood_of_independent_classes():
+    logits, _ = problem(5, 6)
+    target, total = torch.rand(5, 6).topk(3).indices, 0.0
+    for row, classes in zip(logits.tolist(), target.tolist(), strict=True):
+        p = [1 / (1 + math.exp(-z)) for z in row]
+        total -= sum(math.log(p[j] if j in classes else 1 - p[j]) for j in range(6))  # a sum over classes
+    assert binary_cross_entropy(logits, target).item() == pytest.approx(total / 5, rel=1e-12)
+    bernoulli = torch.distributions.Bernoulli(logits=logits)
+    hot = torch.zeros(5, 6, dtype=torch.float64).scatter(1, target, 1)
+    torch.testing.assert_close(binary_cross_entropy(logits, target), -bernoulli.log_prob(hot).sum(1).mean())
+    huge = torch.tensor([[1e4, -1e4]], requires_grad=True)
+    loss = binary_cross_entropy(huge, torch.tensor([[1]]))
+    loss.backward()
+    assert loss.item() == 2e4
+    assert huge.grad.tolist() == [[1.0, -1.0]]
+    for wrong, error in ((target[:2], ValueError), (target[:, 0], ValueError), (target.double(), TypeError)):
+        with pytest.raises(error, match=r"expected \(n, num_classes\) scores|target must be class numbers as int64"):
+            binary_cross_entropy(logits, wrong)
 
 
 def posterior(alpha):

@@ -151,6 +151,25 @@ def test_logit_scale_is_a_learned_factor_on_the_class_logits():
     assert scaled.class_caps.scale.grad != 0
 
 
+def test_logit_bias_is_a_learned_term_of_each_class_logit():
+    x = torch.randn(3, 2, 20, 20)
+    plain, moved = CapsNet(TINY, image_size=20), CapsNet(TINY, image_size=20, logit_bias=-1.5)
+    moved.load_state_dict(plain.state_dict(), strict=False)
+    classes = plain.class_caps.num_classes
+    assert count(moved) == count(plain) + classes
+    assert plain.class_caps.bias is None
+    torch.testing.assert_close(moved(x).logits, plain(x).logits - 1.5)
+    with torch.no_grad():
+        moved.class_caps.bias.copy_(torch.arange(classes))
+        moved.class_caps.scale.fill_(2.0)
+        plain.class_caps.scale.fill_(2.0)
+    out = moved(x)
+    torch.testing.assert_close(out.logits, plain(x).logits + torch.arange(classes))
+    torch.testing.assert_close(out.activations, out.logits.sigmoid())
+    moved.eval()
+    torch.testing.assert_close(moved.trace(x[:1]).output.logits, moved(x[:1]).logits, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("network", [CapsNet, CapsVAE])
 def test_a_state_that_calls_the_factor_scale_is_read(network):
     """As files of earlier versions do; what optimisers keep of it has a name of the same kind."""

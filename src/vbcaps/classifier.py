@@ -195,7 +195,7 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
     def _recipe(self, count: int) -> Recipe:
         """Return the recipe for ``count`` images of ``image_shape_``."""
         base = named_recipe(self.recipe) if isinstance(self.recipe, str) else self.recipe
-        changes: dict[str, Any] = dict(viewpoint=None, match=0.0, hold_out="images", image_size=None, pad=0)
+        changes: dict[str, Any] = dict(viewpoint=None, match=0.0, hold_out="images", image_size=None, pad=0, objects=1)
         changes |= dict(flip=self.flip, validation=self.validation, test=False)
         changes |= {field: getattr(self, field) for field in FIELDS if getattr(self, field) is not None}
         low, high = SIDES

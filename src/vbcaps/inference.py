@@ -12,9 +12,11 @@ from vbcaps.models import Scores
 from vbcaps.vae import Reconstruction
 
 
-def probabilities(out: Capsules | Scores | Reconstruction, temperature: float = 1.0) -> Tensor:
-    """Return probabilities ``n c``, the softmax of a network's logits over a temperature."""
-    return (out.logits / temperature).softmax(1)
+def probabilities(out: Capsules | Scores | Reconstruction, temperature: float = 1.0, objects: int = 1) -> Tensor:
+    """Return probabilities ``n c`` from a network's logits over a temperature: their softmax, or if images have several
+    objects their sigmoid, the probability that each class is there."""
+    logits = out.logits / temperature
+    return logits.softmax(1) if objects == 1 else logits.sigmoid()
 
 
 @contextmanager

@@ -328,6 +328,8 @@ class ClassCaps(ConvCaps):
         num_classes: how many classes there are.
         logit_scale: learn a factor ``scale`` on the class logits, which starts at 1. BatchNorm without affine keeps
             logits near unit size, so a cross entropy on the logits needs the factor to become sure.
+        logit_bias: learn a term for each class that is added to its logit, and starts at this number. BatchNorm without
+            affine keeps the mean of the logits at 0, which is wrong for a sigmoid of classes that are mostly not there.
         options: see `ConvCaps`.
 
     Shape:
@@ -343,11 +345,20 @@ class ClassCaps(ConvCaps):
         torch.Size([2, 10, 4, 4])
     """
 
-    def __init__(self, in_caps: int, num_classes: int, *, logit_scale: bool = True, **options: Any):
+    def __init__(
+        self,
+        in_caps: int,
+        num_classes: int,
+        *,
+        logit_scale: bool = True,
+        logit_bias: float | None = None,
+        **options: Any,
+    ):
         check_counts(num_classes=num_classes)
         super().__init__(in_caps, num_classes, 1, **options)
         self.num_classes = num_classes
         self.scale = nn.Parameter(torch.ones(())) if logit_scale else None
+        self.bias = None if logit_bias is None else nn.Parameter(torch.full((num_classes,), float(logit_bias)))
 
     def trace(self, caps: Capsules) -> LayerTrace:
         """Route ``caps`` by the readable reference, and keep every step of it, without the axis l.
@@ -375,6 +386,7 @@ class ClassCaps(ConvCaps):
         """Normalise the routing's result, and drop the axis of its only position."""
         caps = super().parents_of(logit, m, q, size, backend)
         logits = caps.logits[:, 0, 0] if self.scale is None else caps.logits[:, 0, 0] * self.scale
+        logits = logits if self.bias is None else logits + self.bias
         return Capsules(logits.sigmoid(), caps.poses[:, 0, 0], logits, None if q is None else without_position(q))
 
     def extra_repr(self) -> str:

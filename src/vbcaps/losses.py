@@ -4,6 +4,7 @@ r"""Losses: which one goes with which output of a network.
 ``F.cross_entropy(out.logits, y)``                                     the usual choice; logits have a learned scale
 ``activation_nll_loss(out.activations, y)``                            the released code's loss; it bounds itself
 ``spread_loss(out.activations, y, margin)``                            the loss of matrix capsules with EM routing
+``binary_cross_entropy(out.logits, y)``                                several classes in an image, as `overlap` has
 ``evidence_loss(out.posterior, y)``                                    beside one of these: votes count as evidence
 ``total_loss(F.cross_entropy(out.logits, y), vae_loss(images, out))``  for a `CapsVAE`
 =====================================================================  ==============================================
@@ -78,6 +79,36 @@ def activation_nll_loss(
     else:
         _check_target(activations, target)
     return cross_entropy(activations, target, weight=weight, label_smoothing=label_smoothing)
+
+
+def binary_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    r"""Return $-\sum_j y_j \ln \sigma(z_j) + (1 - y_j) \ln \sigma(-z_j)$, the mean over the batch.
+
+    It is the negative log likelihood of images that show several classes: each class is there or not, independently of
+    the others. The classes are summed, not averaged.
+
+    Args:
+        logits: z, ``n j``.
+        target: the numbers of the k classes that are there, ``n k`` of int64.
+
+    Example:
+        >>> logits = torch.tensor([[50.0, 50.0, -50.0, 0.0]])
+        >>> print(f"{binary_cross_entropy(logits, torch.tensor([[0, 1]])):.3f}")  # unsure of the last class: ln 2
+        0.693
+    """
+    loss = F.binary_cross_entropy_with_logits(logits, several_hot(target, logits), reduction="sum")
+    return loss / len(logits)
+
+
+def several_hot(target: Tensor, scores: Tensor) -> Tensor:
+    """Return 1 for each class that is there and 0 for the others, ``n j``, from class numbers ``n k``."""
+    if scores.ndim != 2 or target.ndim != 2 or len(target) != len(scores):
+        raise ValueError(
+            f"expected (n, num_classes) scores with (n, k) targets, got {tuple(scores.shape)} and {tuple(target.shape)}"
+        )
+    if target.dtype != torch.int64:
+        raise TypeError(f"target must be class numbers as int64 (long), got {target.dtype}")
+    return torch.zeros_like(scores).scatter(1, target, 1.0)
 
 
 def evidence_loss(posterior: RoutingResult | None, target: Tensor, *, weight: Tensor | None = None) -> Tensor:

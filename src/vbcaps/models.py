@@ -42,6 +42,7 @@ class CapsNet(nn.Module):
         pose_size: p, poses are p x p matrices.
         init, gain, noise, norm_pose, backend: see `ConvCaps`.
         logit_scale: learn a factor on the class logits, see `ClassCaps`.
+        logit_bias: learn terms of the class logits that start at this number, see `ClassCaps`.
         norm_logit: normalise the class logits by BatchNorm; those of the other layers always are.
 
     Shape:
@@ -74,6 +75,7 @@ class CapsNet(nn.Module):
         noise: float = 0.01,
         norm_pose: bool = True,
         logit_scale: bool = True,
+        logit_bias: float | None = None,
         norm_logit: bool = True,
         backend: str = "auto",
     ):
@@ -98,7 +100,8 @@ class CapsNet(nn.Module):
         )
         self.conv_caps1 = ConvCaps(d1, d2, 3, stride=2, **options)
         self.conv_caps2 = ConvCaps(d2, d3, 3, stride=1, **options)
-        self.class_caps = ClassCaps(d3, num_classes, logit_scale=logit_scale, norm_logit=norm_logit, **options)
+        of_logits: dict[str, Any] = dict(logit_scale=logit_scale, logit_bias=logit_bias, norm_logit=norm_logit)
+        self.class_caps = ClassCaps(d3, num_classes, **of_logits, **options)
         self.register_load_state_dict_pre_hook(_rename_keys)
 
     def forward(self, x: Tensor) -> Capsules:  # n in_channels height width

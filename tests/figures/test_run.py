@@ -87,7 +87,7 @@ def test_confusion_of_another_number_of_classes_is_an_error(tmp_path):
 def test_predictions_name_class_and_probability_and_mark_errors(tmp_path, figure):
     scores = np.array([[0.9, 0.1, 0.0], [0.2, 0.7, 0.1], [0.6, 0.3, 0.1]])
     images = np.arange(3 * 4 * 4, dtype=np.uint8).reshape(3, 1, 4, 4)
-    pictures.predictions(images, scores, CLASSES, tmp_path / "predictions.png", labels=[0, 1, 2])
+    pictures.predictions(images, scores, CLASSES, tmp_path / "predictions.png", labels=[[0], [1], [2]])
     titles = [(axes.get_title(), axes.title.get_color()) for axes in figure().axes]
     assert titles == [
         ("circle\n90%", pictures.GREEN),
@@ -103,7 +103,7 @@ def test_names_are_no_mathematics(tmp_path, figure):
     rows = [dict(name=name) for name in names]
     pictures.confusion(dict(confusion=[[1, 0], [0, 1]], per_class=rows, error=0.0), tmp_path / "c.png")
     scores = np.array([[0.9, 0.1], [0.1, 0.9]])
-    pictures.predictions(np.zeros((2, 1, 4, 4), np.uint8), scores, names, tmp_path / "p.png", labels=[0, 0])
+    pictures.predictions(np.zeros((2, 1, 4, 4), np.uint8), scores, names, tmp_path / "p.png", labels=[[0], [0]])
 
 
 def test_predictions_of_colour_stereo_and_a_single_image(tmp_path, figure):

@@ -14,7 +14,7 @@ from vbcaps.data import FACTS, augment, catalogue, splits
 from vbcaps.removed import REMOVED
 from vbcaps.routing import ROUTINGS, EMRouting, vb
 from vbcaps.training.recipe import CHOICES, RANGES, Recipe, field_types
-from vbcaps.training.recipes import EXPERIMENTS, RECIPES, TUNED, experiment_of, fast, parameters, parent, recipe
+from vbcaps.training.recipes import EXPERIMENTS, RECIPES, TUNED, experiment_of, fast, parameters, parent, recipe, task
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -133,8 +133,8 @@ def test_a_view_has_every_field_that_it_shares_with_the_recipe():
 
 @pytest.mark.parametrize("key", TUNED)
 def test_what_is_tuned_reaches_the_fast_twins_of_its_dataset_and_routing(key):
-    dataset, _, routing = key.partition(" ")
-    twins = [recipe(name) for name in RECIPES if name.endswith("_fast") and recipe(name).dataset == dataset]
+    of, _, routing = key.partition(" ")
+    twins = [recipe(name) for name in RECIPES if name.endswith("_fast") and task(recipe(name)) == of]
     twins = [twin for twin in twins if twin.routing == (routing or "vb") and twin.network == "caps"]
     if f"{key}_fast" in RECIPES:
         twins.append(recipe(f"{key}_fast"))
@@ -151,7 +151,7 @@ BEST = {recipe(name).dataset: name for name, one in EXPERIMENTS.items() if one.p
 
 @pytest.mark.parametrize(
     "name",
-    [one for one in EXPERIMENTS if recipe(one).dataset in BEST and one not in TUNED and f"{one}_fast" in RECIPES],
+    [one for one in EXPERIMENTS if task(recipe(one)) in BEST and one not in TUNED and f"{one}_fast" in RECIPES],
 )
 def test_fast_twins_of_a_dataset_differ_as_their_parents_do(name):
     """Routings are compared in the same network, on the same data, for as long; how they learn is each one's own."""

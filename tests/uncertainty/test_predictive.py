@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from scipy.optimize import minimize_scalar
-from torch.distributions import Dirichlet, Gamma
+from torch.distributions import Dirichlet, Gamma, Gumbel
 
 from vbcaps import Capsules, ClassCaps, Prior
 from vbcaps.uncertainty import fit_temperature, mean_field_probabilities, sampled_probabilities
@@ -37,6 +37,19 @@ def test_the_temperature_is_the_one_scipy_finds(factor):
     assert fit_temperature(z, y) == pytest.approx(factor, rel=0.2)
 
 
+@pytest.mark.parametrize("factor", [0.3, 1.0, 4.0])
+def test_the_temperature_of_several_objects_is_that_of_their_sigmoids(factor):
+    gen = torch.Generator().manual_seed(1)
+    z = 2 * torch.randn(500, 6, generator=gen)
+    y = (z + Gumbel(0.0, 1.0).sample(z.shape)).topk(2).indices
+    hot = torch.zeros(500, 6).scatter(1, y, 1).double()
+    best = minimize_scalar(
+        lambda t: float(F.binary_cross_entropy_with_logits(factor * z.double() / math.exp(t), hot)),
+        bounds=(math.log(COOLEST), math.log(HOTTEST)), method="bounded", options=dict(xatol=1e-8),
+    )  # fmt: skip
+    assert fit_temperature(factor * z, y) == pytest.approx(math.exp(best.x), rel=2e-4)
+
+
 def test_log_probabilities_have_the_temperature_of_their_logits():
     z, y = sure(3.0)
     assert fit_temperature(z.double().log_softmax(1), y) == pytest.approx(fit_temperature(z, y), rel=1e-6)
@@ -51,7 +64,9 @@ def test_the_temperature_ends_at_its_bounds():
 def test_what_no_temperature_fits_is_an_error():
     z, y = sure(1.0)
     for logits, labels in ((z[:0], y[:0]), (z, y[1:]), (z[0], y[:5])):
-        with pytest.raises(ValueError, match=r"fitted to logits \(n, classes\) and labels \(n,\) of at least one"):
+        with pytest.raises(
+            ValueError, match=r"fitted to logits \(n, classes\) and labels \(n,\) or \(n, k\) of at least one"
+        ):
             fit_temperature(logits, labels)
     for labels in (y + 3, y - 1):
         with pytest.raises(ValueError, match=r"labels must lie from 0 to \d, got .*: leave out images"):

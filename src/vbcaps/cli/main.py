@@ -189,6 +189,11 @@ def evaluate_weights(
             if data is None:
                 there = prepare(recipe, data_folder, place)
             else:
+                if recipe.objects > 1:
+                    raise ValueError(
+                        f"{weights} names {recipe.objects} objects in an image, and the images in {data} show one "
+                        "each: test it without --data"
+                    )
                 recipe, there = own_images(recipe, data, about, place)
         check_fits(model, there, weights)
         try:
@@ -259,7 +264,7 @@ def predict(
     ] = None,
     device: Device = "auto",
 ) -> None:
-    """Classify images: print the class of each, and its probability."""
+    """Classify images: print the class of each, and its probability; or all the objects that a network names."""
     with clear_errors():
         import vbcaps
         from vbcaps.figures.run import predictions
@@ -270,10 +275,13 @@ def predict(
         say(f"weights {model.name}: {model.origin()}")
         names, pixels = read_named(model, images, picture)
         scores = model.predict(pixels)
-        rows = table("image", "class", numbers=("probability", "next"))
+        objects = model.recipe.objects
+        rows = table("image", "class" if objects == 1 else "objects", numbers=("probability", "next"))
         for name, score in zip(names, scores, strict=True):
-            (first, second), (j, k) = (x.tolist() for x in score.topk(2))
-            rows.add_row(name, model.classes[j], percent(first), f"{model.classes[k]} {percent(second)}")
+            best = score.argsort(descending=True, stable=True).tolist()
+            sure = " ".join(percent(float(score[j])) for j in best[:objects])
+            after = [f"{model.classes[j]} {percent(float(score[j]))}" for j in best[objects : objects + 1]]
+            rows.add_row(name, model.together(score), sure, *after or [""])
         say(rows)
         for file, pack in ((csv_file, as_csv), (json_file, as_json)):
             if file is not None:
@@ -282,26 +290,38 @@ def predict(
             if len(names) > DRAWN:
                 say(f"the picture has the first {DRAWN} of {len(names):,}")
             shown = model.view.as_bytes(pixels[:DRAWN]).numpy(), scores[:DRAWN].numpy()
-            draw(lambda: predictions(*shown, model.classes, picture))
+            draw(lambda: predictions(*shown, model.classes, picture, objects=objects))
 
 
 def as_csv(model: "Model", names: list[str], scores: "torch.Tensor") -> str:
-    """Return a table of images: name, class, its probability, and the probability of every class."""
+    """Return a table of images: name, class, its probability, and the probability of every class; for each of several
+    objects a class and a probability."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["image", "class", "probability", *model.classes])
+    objects = model.recipe.objects
+    numbers = [""] if objects == 1 else [f" {k + 1}" for k in range(objects)]
+    heads = [f"{what}{number}" for number in numbers for what in ("class", "probability")]
+    writer.writerow(["image", *heads, *model.classes])
     for name, score in zip(names, scores, strict=True):
-        first = int(score.argmax())
-        writer.writerow([name, model.classes[first], *(f"{p:.6f}" for p in [score[first].item(), *score.tolist()])])
+        best = score.topk(objects).indices.tolist()
+        cells = [cell for j in best for cell in (model.classes[j], f"{score[j].item():.6f}")]
+        writer.writerow([name, *cells, *(f"{p:.6f}" for p in score.tolist())])
     return text.getvalue()
 
 
 def as_json(model: "Model", names: list[str], scores: "torch.Tensor") -> str:
-    """Return the weights, the classes, and for each image its class and the probability of every class."""
+    """Return the weights, the classes, and for each image its class, or the classes of its objects, and the probability
+    of every class."""
+    objects = model.recipe.objects
+
+    def answer(score: "torch.Tensor") -> dict[str, Any]:
+        best = [model.classes[j] for j in score.topk(objects).indices.tolist()]
+        return dict(objects=best) if objects > 1 else {"class": best[0]}
+
     rows = [
         dict(
             image=name,
-            **{"class": model.classes[int(score.argmax())]},
+            **answer(score),
             probabilities=dict(zip(model.classes, score.tolist(), strict=True)),
         )
         for name, score in zip(names, scores, strict=True)

@@ -228,6 +228,11 @@ def tested(evaluation: "Evaluation", what: str) -> str:
         f"{what}: error {percent(evaluation.error)} (95% interval {percent(low)} to {percent(high)}), "
         f"accuracy {percent(1 - evaluation.error)}, {evaluation.count:,} images"
         + ("" if evaluation.reconstruction is None else f"; squared error {evaluation.reconstruction:.4f} a pixel")
+        + (
+            ""
+            if evaluation.objects_found is None
+            else f"; {percent(evaluation.objects_found)} of the objects are named"
+        )
     )
 
 
@@ -247,8 +252,18 @@ def say_evaluation(evaluation: "Evaluation", what: str, ordinal: bool = False) -
     )  # fmt: skip
     if ordinal:
         said["quadratic_kappa"] = "quadratic kappa"
+    if evaluation.objects > 1:  # kappa is not defined for several answers
+        said = {field: words for field, words in said.items() if "kappa" not in field}
     measured = [f"{words} {number(getattr(evaluation, field))}" for field, words in said.items()]
     say(rows, tested(evaluation, what), ", ".join(measured))
+    if evaluation.objects > 1:
+        say(
+            f"an image is right if its {evaluation.objects} most probable classes are those of its objects; errors, "
+            "precision and recall of a class are those of single objects"
+        )
+    for row in evaluation.by_overlap or []:
+        shared = f"{percent(row['least'])} to {percent(row['most'])} of the foreground is shared"
+        say(f"{shared}: error {percent(row['error'])}, {row['count']:,} images")
 
 
 def number(value: float | None) -> str:
@@ -287,6 +302,7 @@ def draw_run(model: "Model", data_folder: Path | None) -> None:
     from vbcaps.figures.routing import routing
     from vbcaps.figures.vae import reconstructions, samples
     from vbcaps.training.loop import prepare
+    from vbcaps.training.measures import wrong
     from vbcaps.vae import CapsVAE, capsules_of
 
     result = model.result
@@ -297,16 +313,17 @@ def draw_run(model: "Model", data_folder: Path | None) -> None:
         drawn = run.of_run(result.folder)
         data = prepare(result.recipe, data_folder, next(model.parameters()).device)
         split = data.test if result.test is not None or data.validation is None else data.validation
-        by_class = split.labels.cpu().argsort(stable=True)
+        by_class = split.labels.view(len(split.labels), -1)[:, 0].cpu().argsort(stable=True)
         some = split.take(by_class[:: max(len(by_class) // SHOWN, 1)][:SHOWN].to(split.labels.device))
-        images, labels = model.view.as_bytes(some.images).cpu().numpy(), some.labels.tolist()
-        scores = model.predict(some.images).numpy()
-        drawn.append(run.predictions(images, scores, model.classes, result.folder / "predictions.png", labels))
+        images, labels = model.view.as_bytes(some.images).cpu().numpy(), some.labels.cpu()
+        scores, path = model.predict(some.images), result.folder / "predictions.png"
+        truths = labels.view(len(labels), -1).tolist()
+        objects = result.recipe.objects
+        drawn.append(run.predictions(images, scores.numpy(), model.classes, path, truths, objects=objects))
         if capsules_of(model.net) is not None:
-            right = [k for k, label in enumerate(labels) if scores[k].argmax() == label]
-            k = right[0] if right else 0
-            path = result.folder / "routing.png"
-            drawn.append(routing(model, some.images[k], path, truth=model.classes[labels[k]]))
+            k = int(wrong(scores, labels).int().argmin())  # the first that is right, if any is
+            path, truth = result.folder / "routing.png", " + ".join(model.classes[j] for j in truths[k])
+            drawn.append(routing(model, some.images[k], path, truth=truth))
         if isinstance(model.net, CapsVAE):
             drawn.append(reconstructions(model, some.images, result.folder / "reconstructions.png"))
             drawn.append(samples(model, result.folder / "samples.png"))

@@ -54,8 +54,9 @@ def routing(
         except (NoMatplotlib, OSError) as error:
             complain(f"no figure: {error}")
             raise typer.Exit(1) from error
-        probability, best = model.predict(image)[0].max(0)
-        say(f"{model.classes[int(best)]}, probability {percent(float(probability))}", f"drew {drawn}")
+        scores = model.predict(image)[0]
+        sure = " and ".join(percent(p) for p in scores.topk(model.recipe.objects).values.tolist())
+        say(f"{model.together(scores)}, probability {sure}", f"drew {drawn}")
 
 
 def model_named(name: Path | None, device: str) -> "Model":

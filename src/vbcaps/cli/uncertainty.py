@@ -73,10 +73,12 @@ def uncertainty(
 
         import vbcaps
         from vbcaps.training.loop import prepare
+        from vbcaps.uncertainty.scores import needs_one_answer
 
         check_outputs(save, csv_file)
         model = vbcaps.load(weights, device=check_device(device))
         say(f"weights {model.name}: {model.origin()}")
+        needs_one_answer(model)
         names = [] if strangers is None else [name.strip() for name in strangers.split(",")]
         for name in names:
             check_stranger(model, name)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from vbcaps.data.dataset import DataError, Dataset, Split, data_folder
     from vbcaps.data.download import FileState, check, fetch
     from vbcaps.data.folder import fit_image, image_files, read_image, read_images
+    from vbcaps.data.overlap import overlapping
     from vbcaps.data.splits import divide, hold_out, viewpoints
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "hold_out",
     "image_files",
     "load_dataset",
+    "overlapping",
     "read_image",
     "read_images",
     "viewpoints",
@@ -38,7 +40,7 @@ _HOME = dict(
     data_folder="dataset",
     FileState="download", check="download", fetch="download", fit_image="folder", image_files="folder",
     read_image="folder",
-    read_images="folder", divide="splits", hold_out="splits", viewpoints="splits",
+    read_images="folder", overlapping="overlap", divide="splits", hold_out="splits", viewpoints="splits",
 )  # fmt: skip
 
 

@@ -23,24 +23,24 @@ class Split(NamedTuple):
     """
 
     images: Tensor  # n c h w   uint8, uint16 or float32
-    labels: Tensor  # n         int64
+    labels: Tensor  # n         int64; n k for images of k objects, which ``overlapping`` makes
     info: Tensor | None = (
         None  # n 4   smallNORB: instance, elevation 0..8, azimuth 0, 2..34 (tens of degrees), lighting
     )
     groups: Tensor | None = None  # n   int64: images with the same number, as of one patient, stay on one side
+    shared: Tensor | None = None  # n   of overlapping objects: the share of the foreground that several of them cover
 
     def take(self, index: Tensor) -> "Split":
         """Return the images that ``index`` selects, by numbers or as a mask."""
-        info, groups = (None if x is None else x[index] for x in (self.info, self.groups))
-        return Split(self.images[index], self.labels[index], info, groups)
+        others = (None if x is None else x[index] for x in self[2:])
+        return Split(self.images[index], self.labels[index], *others)
 
     def to(self, device: torch.device | str) -> "Split":
         """Return the split on a device; on a GPU, where PyTorch does little with uint16, such images are floats."""
         images, labels, *others = self
         if images.dtype == torch.uint16 and torch.device(device).type != "cpu":
             images = images.float()
-        info, groups = (None if x is None else x.to(device) for x in others)
-        return Split(images.to(device), labels.to(device), info, groups)
+        return Split(images.to(device), labels.to(device), *(None if x is None else x.to(device) for x in others))
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Dataset:
 
 def check_split(split: Split, classes: int, where: str, empty: bool = False) -> None:
     """Check a split's shapes, types and range of labels; ``where`` begins the message, ``empty`` allows no images."""
-    images, labels, info, groups = split
+    images, labels, info, groups, _ = split
     if images.dtype not in DTYPES or images.ndim != 4:
         raise DataError(
             f"{where}: images must be uint8, uint16 or float32 n c h w, got {images.dtype} {tuple(images.shape)}"

@@ -21,7 +21,7 @@ from vbcaps.explore.networks import COLUMNS, Images, Networks, capsules, describ
 from vbcaps.explore.pictures import CHANGES, Refused, as_png, changed, encoded, from_png, read_changes
 from vbcaps.inference import exact_convolutions
 from vbcaps.layers import Capsules
-from vbcaps.models import ConvNet, NetworkTrace
+from vbcaps.models import CapsNet, ConvNet, NetworkTrace
 from vbcaps.routing import Mixture, Posterior
 from vbcaps.trace import LAYERS, cloud_of, frame_of_parts, map_sizes, parts_of, receptive_field, types_of
 from vbcaps.uncertainty import percentiles, probability_samples, scores
@@ -105,6 +105,7 @@ class Explorer:
             title=described(model),
             dataset=title_of(model),
             error=model.about.get("test_error"),
+            objects=model.recipe.objects,
             classes=list(model.classes),
             channels=model.net.in_channels,
             side=shown_side(model),
@@ -150,7 +151,7 @@ class Explorer:
                 said = numbers(other.predict(scene.pixels)[0])
                 twins.append(dict(name=twin, routing=routing_of(other), probabilities=said))
             low, high, activations = self.spread(scene)
-            found = scores(model, scene.pixels)
+            found = scores(model, scene.pixels) if model.recipe.objects == 1 else {}
             return dict(
                 picture=encoded(picture),
                 height=picture.shape[0],
@@ -164,16 +165,27 @@ class Explorer:
                     temperature=model.temperature,
                 ),
                 twins=twins,
+                taken=self.taken(scene, probabilities),
                 **familiarity(model, found),
                 milliseconds=1000 * (time.perf_counter() - begun),
             )
+
+    def taken(self, scene: Scene, probabilities: Tensor) -> dict[str, Any] | None:
+        """Return the parts of the image that the class capsule of each object took; None for one object, and a CNN."""
+        net, objects = capsules_of(scene.model.net), scene.model.recipe.objects
+        if net is None or objects == 1:
+            return None
+        trace = self.trace(scene.name, scene.pixels)
+        types = probabilities.topk(objects).indices.tolist()
+        parts = [dict(type=j, parts=numbers(parts_of(trace, "class_caps", 0, j))) for j in types]
+        return dict(objects=parts, frame=frame_of(net))
 
     def spread(self, scene: Scene) -> tuple[list[float] | None, list[float] | None, list[float]]:
         """Return a 90% interval of each probability, if there is a posterior, and the class activations."""
         out = self.output(scene.model, scene.pixels)
         activations = numbers(out.activations[0])
         q = getattr(out, "posterior", None)
-        if not isinstance(q, Posterior) or q.full:
+        if not isinstance(q, Posterior) or q.full or scene.model.recipe.objects > 1:
             return None, None, activations
         generator = torch.Generator(out.logits.device).manual_seed(0)  # the same noise for each image
         net = capsules(scene.model)
@@ -223,7 +235,7 @@ class Explorer:
             return dict(
                 networks=routed,
                 field=receptive_field(net, layer, position)._asdict(),
-                frame=dict(zip(("top", "left", "bottom", "right"), frame_of_parts(net), strict=True)),
+                frame=frame_of(net),
                 activations=numbers(activations.reshape(-1, activations.shape[-1])),
             )
 
@@ -327,10 +339,17 @@ def of_samples(images: Images) -> dict[str, Any]:
     grid = torch.cat([tiles, blank]).unflatten(0, (rows, COLUMNS))  # row column c y x
     sheet = grid.permute(2, 0, 3, 1, 4).reshape(len(tiles[0]), rows * side, COLUMNS * side)
     groups = [
-        dict(name=name, samples=(images.labels == j).nonzero()[:, 0].tolist()) for j, name in enumerate(images.classes)
+        dict(name=name, samples=(images.labels[:, 0] == j).nonzero()[:, 0].tolist())
+        for j, name in enumerate(images.classes)
     ]
+    truths = [" + ".join(images.classes[j] for j in row) for row in images.labels.tolist()]
     place = dict(tile=side, columns=COLUMNS, sheet=as_png(sheet))
-    return dict(title=images.title, note=images.note, classes=groups, **place)
+    return dict(title=images.title, note=images.note, classes=groups, truths=truths, **place)
+
+
+def frame_of(net: CapsNet) -> dict[str, float]:
+    """Return where the map of parts lies on the image, in pixels."""
+    return dict(zip(("top", "left", "bottom", "right"), frame_of_parts(net), strict=True))
 
 
 def familiarity(model: Model, found: Mapping[str, Tensor]) -> dict[str, Any]:

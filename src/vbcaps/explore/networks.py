@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import vbcaps
-from vbcaps.data import FACTS, DataError, load_dataset
+from vbcaps.data import FACTS, DataError, load_dataset, overlapping
 from vbcaps.explore.pictures import Refused
 from vbcaps.models import CapsNet, ConvNet
 from vbcaps.vae import CapsVAE, capsules_of
@@ -33,7 +33,7 @@ class Images(NamedTuple):
     """Images to choose from, as the network's bytes, with a title and a note on where they come from."""
 
     pixels: Tensor  # n c side side   uint8
-    labels: Tensor  # n
+    labels: Tensor  # n k   the classes of the k objects in each image
     classes: tuple[str, ...]
     title: str
     note: str
@@ -79,8 +79,8 @@ class Networks:
         mine = self.models[name]
         found: dict[str, str] = {}
         for other, model in sorted(self.models.items(), key=lambda one: one[1].recipe.evidence):  # plain ones first
-            same = (FACTS[dataset_of(model)].title, model.classes, input_of(model)) == (
-                FACTS[dataset_of(mine)].title, mine.classes, input_of(mine)
+            same = (FACTS[dataset_of(model)].title, model.classes, input_of(model), model.recipe.objects) == (
+                FACTS[dataset_of(mine)].title, mine.classes, input_of(mine), mine.recipe.objects
             )  # fmt: skip
             near = abs(size_of(model) - size_of(mine)) <= SIMILAR * size_of(mine)
             if same and near and kind_of(model) != kind_of(mine) and "vae" not in (kind_of(model), kind_of(mine)):
@@ -92,7 +92,7 @@ class Networks:
         mine = self.models[name]
         if isinstance(mine.net, CapsVAE):
             return name
-        for other, model in self.models.items():
+        for other, model in self.models.items() if mine.recipe.objects == 1 else ():
             same = (model.classes, input_of(model)[:2]) == (mine.classes, input_of(mine)[:2])  # whatever their crops
             if isinstance(model.net, CapsVAE) and same:
                 return other
@@ -102,7 +102,8 @@ class Networks:
         """Return the images to choose from: test images of the network's data, or else those in the package."""
         model = self.models[name]
         side, channels, dataset = side_of(model.recipe), model.net.in_channels, dataset_of(model)
-        resized = None if frame_of(model.view) else side
+        objects = model.recipe.objects
+        resized = None if frame_of(model.view) else side if objects == 1 else model.recipe.image_size
         note = ""
         try:
             if dataset == "fashion-mnist" and model.recipe.data is None:
@@ -115,15 +116,18 @@ class Networks:
                 "never seen."
             )
             found = load_dataset("sample", size=resized)
-        split = found.test
-        some = [(split.labels == j).nonzero()[:PER_CLASS, 0] for j in range(len(found.classes))]
+        split, kind = found.test, "test images"
+        if objects > 1:
+            split, kind = overlapping(split, objects, side), f"images of {objects} test images each"
+        labels = split.labels.view(len(split.labels), -1)
+        some = [(labels[:, 0] == j).nonzero()[:PER_CLASS, 0] for j in range(len(found.classes))]
         chosen = [index for one in some for index in one.tolist()]
         pixels = split.images[chosen]
         if pixels.shape[1] != channels:
             planes = channels if channels in PICTURES else 1
             pixels = read_pixels(pixels if pixels.shape[1] in PICTURES else pixels[:, :1], pixels.shape[2], planes)
         pixels = framed(pixels.expand(-1, channels, -1, -1), shown_side(model)).contiguous()
-        return Images(pixels, split.labels[chosen], found.classes, f"{len(chosen)} test images", note)
+        return Images(pixels, labels[chosen], found.classes, f"{len(chosen)} {kind}", note)
 
 
 def check_shown(model: Model) -> None:
@@ -190,6 +194,7 @@ def described(model: Model) -> str:
     kind = kind_of(model)
     what = {"cnn": "CNN", "vae": "Capsule-VAE"}.get(kind) or f"{ROUTING_NAMES[kind]} routing"
     extra = ", votes as evidence" if model.recipe.evidence else ""
+    extra += f", {model.recipe.objects} overlapping objects" if model.recipe.objects > 1 else ""
     stem = ", residual" if model.recipe.stem == "residual" else ""
     return f"{title_of(model)}, {what}{extra}, {{{','.join(map(str, model.recipe.arch))}}}{stem}"
 

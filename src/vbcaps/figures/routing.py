@@ -38,7 +38,8 @@ def routing(
 ) -> Path:
     r"""Draw how a capsule network came to its answer for one image, in the width of a page.
 
-    There is a row for each iteration. It has the parts of the image that the most probable classes took, and the votes
+    There is a row for each iteration. It has the parts of the image that the most probable classes took (of a network
+    that names several objects, the class capsules of these objects), and the votes
     for one class in two principal components: a vote is a circle whose area is proportional to $R_{ij}$, and around
     their mean $m_j$ lie the ellipse of two standard deviations of the votes (VB and EM) and, filled, that of the mean
     (VB). On the left are the image and the pose of this class, with the standard deviation of each entry.
@@ -70,7 +71,7 @@ def routing(
     shown = probabilities.argsort(descending=True).tolist()
     if chosen is not None:
         shown = [chosen, *(j for j in shown if j != chosen)]
-    shown = shown[:SHOWN]
+    shown = shown[: SHOWN if model.recipe.objects == 1 else model.recipe.objects]
 
     left, right = figure.subfigures(1, 2, width_ratios=[1.45, len(shown) + 2])
     _left(left, model, trace, pixels, shown[0], truth)

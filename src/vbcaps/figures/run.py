@@ -83,7 +83,8 @@ def confusion(evaluation: dict[str, Any], path: Path) -> Path:
         for row, column in np.argwhere(counts > 0):
             colour = "white" if share[row, column] > 0.5 else GREY
             axes.text(column, row, counts[row, column], ha="center", va="center", color=colour, fontsize=8)
-    label_axes(axes, f"{100 * evaluation['error']:.2f}% error on {counts.sum()} images", "predicted", "true class")
+    title = f"{100 * evaluation['error']:.2f}% error on {evaluation.get('count', counts.sum())} images"
+    label_axes(axes, title, "predicted", "true class")
     axes.grid(False)
     axes.tick_params(length=0)
     return save(figure, path)
@@ -94,9 +95,20 @@ def predictions(
     probabilities: np.ndarray,
     classes: Sequence[str],
     path: Path,
-    labels: Sequence[int] | None = None,
+    labels: Sequence[Sequence[int]] | None = None,
+    *,
+    objects: int = 1,
 ) -> Path:
-    """Draw a grid of images ``n c h w`` (0..255) with their classes and probabilities; ``labels`` mark errors red."""
+    """Draw a grid of images ``n c h w`` (0..255) with their classes and probabilities; ``labels`` mark errors red.
+
+    Args:
+        images: the images.
+        probabilities: of each class, ``n c``.
+        classes: the names of the classes.
+        path: the file to write.
+        labels: the classes of the objects in each image, one or more.
+        objects: how many classes are the answer.
+    """
     if len(images) == 0 or probabilities.shape != (len(images), len(classes)):
         raise ValueError(
             f"probabilities must be (n, classes) = ({len(images)}, {len(classes)}) with n at least 1, "
@@ -109,13 +121,14 @@ def predictions(
     for axes in grid:
         axes.axis("off")
     for axes, image, probability, k in zip(grid, images, probabilities, range(len(images)), strict=False):
-        best = int(probability.argmax())
+        best = (-probability).argsort(kind="stable")[:objects].tolist()
         axes.imshow(picture_of(image), interpolation="nearest", cmap="gray", vmin=0, vmax=255)
-        title, colour = f"{classes[best]}\n{100 * probability[best]:.0f}%", GREY
+        sure = " ".join(f"{100 * probability[j]:.0f}%" for j in best)
+        title, colour = f"{' + '.join(classes[j] for j in best)}\n{sure}", GREY
         if labels is not None:
-            right = best == labels[k]
+            right = set(best) == set(labels[k])
             colour = GREEN if right else RED
-            title += "" if right else f", is {classes[labels[k]]}"
+            title += "" if right else f", is {' + '.join(classes[j] for j in labels[k])}"
         axes.set_title(title, color=colour, fontsize=8, parse_math=False)
     return save(figure, path)
 

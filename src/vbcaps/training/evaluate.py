@@ -27,6 +27,10 @@ Z95 = 1.959963984540054  # a standard normal variable lies between -Z95 and Z95 
 class Evaluation:
     """Errors are shares from 0 to 1; ``confusion[truth][answer]`` are counts.
 
+    Where images have k objects, the k highest classes are the answer, and an image is wrong unless they are its
+    objects. Measures by class, their means and the confusion matrix then count objects: an object that is missed stands
+    beside an answer that is wrong. Kappa is not defined for several answers.
+
     A VAE decodes the class that it predicts, from the posterior mean. A measure is None where it is not defined, and in
     the results of earlier versions; means leave such classes out.
     """
@@ -44,6 +48,9 @@ class Evaluation:
     macro_auc: float | None = None  # mean over the classes, each against all others
     kappa: float | None = None  # Cohen's: agreement beyond chance
     quadratic_kappa: float | None = None  # the same for ordered classes: a miss by two counts four times
+    objects: int = 1  # in each image
+    objects_found: float | None = None  # of several objects in an image: the share that is among the answers
+    by_overlap: list[dict[str, Any]] | None = None  # count, error, interval, and from which overlap to which
 
     @property
     def balanced_error(self) -> float:
@@ -63,7 +70,8 @@ def evaluate(model: Model, split: Split, *, crops: int = 1, batch_size: int = 25
 
     Args:
         model: a result of ``vbcaps.load`` or ``vbcaps.fit``. A GPU runs it as one CUDA graph.
-        split: uint8 images ``n c h w``, of the size that ``model.view`` crops, and labels ``n``.
+        split: uint8 images ``n c h w``, of the size that ``model.view`` crops, and labels ``n``; or ``n k`` for images
+            of k objects, which ``vbcaps.data.overlapping`` makes.
         crops: 1 for the central crop; 5 or a square number to average the probabilities of several crops.
         batch_size: how many images the network sees at a time.
 
@@ -80,8 +88,9 @@ def evaluate(model: Model, split: Split, *, crops: int = 1, batch_size: int = 25
     split = split.to(next(model.parameters()).device)
     classes = model.classes
     parts = model.net, split.images, model.view, len(classes)
-    score = Scorer(*parts, crops=crops, temperature=model.temperature, batch_size=batch_size)
-    return summary(score(), split.labels, classes, crops, errors=score.errors)
+    options: dict[str, Any] = dict(objects=model.recipe.objects, temperature=model.temperature, batch_size=batch_size)
+    score = Scorer(*parts, crops=crops, **options)
+    return summary(score(), split.labels, classes, crops, errors=score.errors, shared=split.shared)
 
 
 class Scorer:
@@ -93,6 +102,7 @@ class Scorer:
         view: how images become the network's input.
         num_classes: the number of classes of the network.
         crops: how many crops to average.
+        objects: how many objects the network names in an image; a class has the probability to be there if several.
         temperature: divides the logits.
         batch_size: how many images the network sees at a time.
         stream: scorers that run at the same time need one stream each.
@@ -106,12 +116,13 @@ class Scorer:
         num_classes: int,
         *,
         crops: int = 1,
+        objects: int = 1,
         temperature: float = 1.0,
         batch_size: int = 256,
         stream: "torch.cuda.Stream | None" = None,
     ):
         self.net, self.images, self.view, self.crops, self.count = net, images, view, crops, len(images)
-        self.temperature = temperature
+        self.objects, self.temperature = objects, temperature
         device = images.device
         self.batch = max(1, min(batch_size // crops, self.count))
         self.batches = -(-self.count // self.batch)
@@ -139,7 +150,7 @@ class Scorer:
         x = self.view.crops(images, self.crops)  # k n channel y x
         with exact_convolutions():
             out = self.net(x.flatten(0, 1))
-        scores = probabilities(out, self.temperature)
+        scores = probabilities(out, self.temperature, self.objects)
         if self.errors is not None:
             assert isinstance(out, Reconstruction)
             errors = (x.flatten(0, 1) - out.images.clamp(0, 1)).square().flatten(1).mean(1)
@@ -156,15 +167,18 @@ def summary(
     group: Group = ALONE,
     errors: Tensor | None = None,
     measured: bool = True,
+    shared: Tensor | None = None,
 ) -> Evaluation:
-    """Return errors from probabilities ``n c`` and labels ``n``, over the images of all processes.
+    """Return errors from probabilities ``n c`` and labels ``n`` or ``n k``, over the images of all processes.
 
     Args:
         errors: the squared error of each image of a VAE for each pixel; those after the n-th are left out.
         measured: also compute the measures that need scikit-learn.
+        shared: how much the objects of each image overlap.
     """
-    c = len(classes)
-    pairs = torch.bincount((labels * c + scores.argmax(1)).cpu(), minlength=c * c)
+    c, objects = len(classes), 1 if labels.ndim == 1 else labels.shape[1]
+    given = measures.answers(scores, labels)  # n k
+    pairs = torch.bincount((labels.view(-1, objects) * c + given).flatten().cpu(), minlength=c * c)
     confusion = group.sum(pairs.to(scores.device)).view(c, c).tolist()
     per_class: list[dict[str, Any]] = []
     for j, name in enumerate(classes):
@@ -176,13 +190,30 @@ def summary(
         found = measures.of_classes(confusion, group.gather(scores), group.gather(labels))
         per_class = [row | more for row, more in zip(per_class, found, strict=True)]
         of_all = measures.of_all(confusion, per_class)
-    count = sum(map(sum, confusion))
-    wrong = count - sum(confusion[j][j] for j in range(c))
+    missed = group.gather((given != labels.view(-1, objects)).any(1).int()).bool()
+    count, wrong = len(missed), int(missed.sum())
+    of_objects: dict[str, Any] = {}
+    if objects > 1:
+        right = sum(confusion[j][j] for j in range(c))
+        of_objects = dict(objects=objects, objects_found=right / (count * objects), kappa=None, quadratic_kappa=None)
+        if shared is not None:
+            of_objects |= dict(by_overlap=by_overlap(missed, group.gather(shared)))
     reconstruction = None
     if errors is not None:
         reconstruction = float(group.sum(errors[: len(labels)].double().sum())) / count
     shares = wrong / count, wilson(wrong, count)
-    return Evaluation(*shares, count, crops, per_class, confusion, reconstruction, **of_all)
+    return Evaluation(*shares, count, crops, per_class, confusion, reconstruction, **of_all | of_objects)
+
+
+def by_overlap(wrong: Tensor, shared: Tensor, parts: int = 4) -> list[dict[str, Any]]:
+    """Return the error of each fourth of the images, from those whose objects overlap least to those of the most."""
+    rows = []
+    for part in shared.argsort(stable=True).tensor_split(parts):
+        if len(part):
+            bad, count = int(wrong[part].sum()), len(part)
+            ends = dict(least=round(float(shared[part[0]]), 4), most=round(float(shared[part[-1]]), 4))
+            rows.append(ends | dict(count=count, error=bad / count, interval=wilson(bad, count)))
+    return rows
 
 
 def wilson(wrong: int, count: int) -> tuple[float, float]:

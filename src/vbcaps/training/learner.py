@@ -12,12 +12,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vbcaps.data import Split, View
 from vbcaps.data.augment import mixup
+from vbcaps.data.overlap import Overlap
 from vbcaps.layers import Capsules
 from vbcaps.losses import (
     VAELoss,
     activation_nll_loss,
+    binary_cross_entropy,
     cross_entropy,
     evidence_loss,
+    several_hot,
     spread_loss,
     spread_margin,
     total_loss,
@@ -26,6 +29,7 @@ from vbcaps.losses import (
 from vbcaps.models import Scores
 from vbcaps.training.distributed import ALONE, Group, synchronise
 from vbcaps.training.imbalance import class_weights, quotas, take_quotas
+from vbcaps.training.measures import wrong
 from vbcaps.training.muon import Muon, is_map
 from vbcaps.training.recipe import Recipe
 from vbcaps.training.step import Graph
@@ -110,7 +114,9 @@ class Learner:
             begin_with(self.net)
         self.net.to(device)
         of_code = self.net.draws if isinstance(self.net, CapsVAE) else 0
-        self.draws = view.draws + (recipe.mixup > 0) + of_code
+        self.overlap = Overlap(train, recipe.objects, recipe.crop) if recipe.objects > 1 else None
+        of_objects = 0 if self.overlap is None else self.overlap.draws
+        self.draws = view.draws + (recipe.mixup > 0) + of_code + of_objects
         self.module: nn.Module = self.net
         if group.size > 1:
             self.module = DistributedDataParallel(synchronise(self.net))
@@ -193,15 +199,18 @@ class Learner:
         with torch.no_grad():
             if self.ema is not None:
                 self.average()
-            wrong = (out.logits.argmax(1) != y).sum()
-            self.sums.add_(torch.stack([loss.detach() * self.share, wrong, *(self.share * p.detach() for p in parts)]))
+            bad = wrong(out.logits, y).sum()
+            self.sums.add_(torch.stack([loss.detach() * self.share, bad, *(self.share * p.detach() for p in parts)]))
             self.bad.copy_(torch.where(loss.isfinite(), self.bad, torch.minimum(self.bad, k)))
             self.k.add_(1)
 
     def images(self, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the input of step ``k``, its labels, the targets of the loss, which mixup blends, and the uniform
-        numbers that decide the codes of a VAE, ``n draws``."""
+        numbers that decide the codes of a VAE, ``n draws``; overlapping objects have labels ``n k``."""
         index, u = self.order.index_select(0, k)[0], self.u.index_select(0, k)[0]
+        if self.overlap is not None:
+            together, y = self.overlap(index, u[:, self.view.draws :])
+            return self.view.train(together, u[:, : self.view.draws]), y, y, u[:, :0]
         x = self.view.train(self.train.images.index_select(0, index), u[:, : self.view.draws])
         y = self.train.labels.index_select(0, index)
         if not self.recipe.mixup:
@@ -217,8 +226,9 @@ class Learner:
         classification = self.classification(out, y)
         if self.recipe.evidence:
             assert not isinstance(out, Scores)
+            shares = y if self.overlap is None else several_hot(y, out.logits) / self.overlap.objects
             classification = classification + self.recipe.evidence * evidence_loss(
-                out.posterior, y, weight=self.class_weights
+                out.posterior, shares, weight=self.class_weights
             )
         if not isinstance(out, Reconstruction):
             return classification, ()
@@ -227,6 +237,8 @@ class Learner:
         return total_loss(classification, of_vae, eta=self.recipe.eta), parts
 
     def classification(self, out: Capsules | Scores | Reconstruction, y: Tensor) -> Tensor:
+        if self.overlap is not None:
+            return binary_cross_entropy(out.logits, y)
         if self.recipe.loss == "spread":
             return spread_loss(out.activations, y, self.rate[0, 1], weight=self.class_weights)
         if self.recipe.loss_on == "activations":

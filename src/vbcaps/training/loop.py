@@ -9,11 +9,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import torch
 
-from vbcaps.data import DataError, Dataset, Split, divide, hold_out, load_dataset, viewpoints
+from vbcaps.data import DataError, Dataset, Split, divide, hold_out, load_dataset, overlapping, viewpoints
 from vbcaps.data.resize import resize_dataset
 from vbcaps.data.stored import Progress
 from vbcaps.inference import evaluating, exact_convolutions
@@ -48,6 +48,7 @@ __all__ = [
     "pick_device",
 ]
 
+MEASURED = 10_000  # images of overlapping objects from which the view takes its statistics
 READS = 20  # how often per epoch the host waits for the device: to report, to look for NaN, to save
 
 
@@ -354,8 +355,15 @@ def scorer(
     group, mine = learner.group, split
     if group.size > 1:  # a single process copies nothing: several seeds share the data
         mine = split.take(torch.arange(group.rank, len(split.labels), group.size, device=split.labels.device))
-    score = Scorer(learner.weights, mine.images, learner.view, len(classes), stream=learner.stream)
-    return lambda: summary(score(), mine.labels, classes, group=group, errors=score.errors, measured=measured)
+    score = scorer_of(learner, mine, classes)
+    options: dict[str, Any] = dict(group=group, errors=score.errors, measured=measured, shared=mine.shared)
+    return lambda: summary(score(), mine.labels, classes, **options)
+
+
+def scorer_of(learner: Learner, split: Split, classes: tuple[str, ...]) -> Scorer:
+    """Return a function that gives the probabilities of the present weights."""
+    of_images = learner.weights, split.images, learner.view, len(classes)
+    return Scorer(*of_images, objects=learner.recipe.objects, stream=learner.stream)
 
 
 def temperature_of(learner: Learner, split: Split | None, classes: tuple[str, ...]) -> float | None:
@@ -364,9 +372,12 @@ def temperature_of(learner: Learner, split: Split | None, classes: tuple[str, ..
         return None
     group = learner.group
     mine = torch.arange(group.rank, len(split.labels), group.size, device=split.labels.device)
-    found = Scorer(learner.weights, split.images[mine], learner.view, len(classes), stream=learner.stream)()
-    everyones = found.new_zeros(len(split.labels), len(classes)).index_copy_(0, mine, found)
-    return fit_temperature(group.sum(everyones).clamp_min(torch.finfo(found.dtype).tiny).log(), split.labels)
+    found = scorer_of(learner, split.take(mine), classes)()
+    everyones = group.sum(found.new_zeros(len(split.labels), len(classes)).index_copy_(0, mine, found))
+    certain = torch.finfo(found.dtype)
+    if learner.recipe.objects > 1:  # each probability has a logit of its own
+        return fit_temperature(everyones.double().clamp(certain.tiny, 1 - certain.eps / 2).logit(), split.labels)
+    return fit_temperature(everyones.clamp_min(certain.tiny).log(), split.labels)
 
 
 def trained_on(dataset: Dataset, recipe: Recipe) -> Recipe:
@@ -424,12 +435,22 @@ def prepare(
     validation = familiar if recipe.match else dataset.validation
     if recipe.validation and not whole:
         train, validation = hold_out(train, recipe.validation, recipe.split, recipe.hold_out)
-    view = recipe.view().fit(train)
-    view.train(train.images[:1], torch.zeros(1, view.draws))  # raise the error of a crop that does not fit now
+    shown = train
+    if recipe.objects > 1:
+        some = train.take(torch.arange(0, len(train.labels), max(len(train.labels) // MEASURED, 1)))
+        shown, test = together(recipe, some), together(recipe, test)
+        validation = None if validation is None else together(recipe, validation)
+    view = recipe.view().fit(shown)
+    view.train(shown.images[:1], torch.zeros(1, view.draws))  # raise the error of a crop that does not fit now
     view.test(test.images[:1])
     total = fingerprint(train, validation, test)
     validation, familiar = (None if split is None else split.to(device) for split in (validation, familiar))
     return Data(train.to(device), validation, familiar, test.to(device), dataset.classes, view, dataset.source, total)
+
+
+def together(recipe: Recipe, split: Split) -> Split:
+    """Return images with the recipe's number of overlapping objects, always the same ones."""
+    return overlapping(split, recipe.objects, recipe.crop) if len(split.labels) else split
 
 
 def check_chooses(recipe: Recipe, validation: Split | None) -> None:

@@ -11,7 +11,44 @@ import warnings
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
+
+
+def wrong(scores: Tensor, labels: Tensor) -> Tensor:
+    """Return whether the k highest classes of an image are not its k objects, ``n``.
+
+    Args:
+        scores: of each class, ``n c``.
+        labels: the class of each image, ``n``; or the classes of its k different objects, ``n k``.
+
+    >>> wrong(torch.tensor([[0.9, 0.1, 0.8], [0.9, 0.1, 0.8]]), torch.tensor([[2, 0], [0, 1]])).tolist()
+    [False, True]
+    """
+    if labels.ndim == 1:
+        return scores.argmax(1) != labels
+    highest = scores.topk(labels.shape[1]).indices
+    return (highest[:, :, None] != labels[:, None, :]).all(1).any(1)
+
+
+def answers(scores: Tensor, labels: Tensor) -> Tensor:
+    """Return the answer for each object, ``n k``: the k highest classes, each beside an object.
+
+    An object that is among them is its own answer. The other answers are given to the other objects: the highest to the
+    object that has the highest score, and so on.
+
+    >>> answers(torch.tensor([[0.9, 0.1, 0.8, 0.7]]), torch.tensor([[3, 0]])).tolist()
+    [[2, 0]]
+    """
+    if labels.ndim == 1:
+        return scores.argmax(1)[:, None]
+    highest = scores.topk(labels.shape[1]).indices  # n k
+    same = highest[:, :, None] == labels[:, None, :]
+    found, right = same.any(1), same.any(2)
+    # Missed objects in the order of their scores stand beside wrong answers, which are in that order already.
+    missed = scores.gather(1, labels).masked_fill(found, -math.inf).argsort(dim=1, descending=True, stable=True)
+    given = highest.gather(1, right.int().argsort(dim=1, stable=True))  # wrong answers first
+    return torch.where(found, labels, torch.empty_like(labels).scatter(1, missed, given))
 
 
 def of_classes(confusion: list[list[int]], scores: Tensor, labels: Tensor) -> list[dict[str, float | None]]:
@@ -24,7 +61,7 @@ def of_classes(confusion: list[list[int]], scores: Tensor, labels: Tensor) -> li
     Args:
         confusion: counts ``c c``, the truth in rows and the answer in columns.
         scores: the probability of each class, ``n c``.
-        labels: the classes of the images, ``n``.
+        labels: the classes of the images, ``n``; or of their k objects, ``n k``.
     """
     from sklearn.metrics import precision_recall_fscore_support, roc_auc_score
 
@@ -33,8 +70,9 @@ def of_classes(confusion: list[list[int]], scores: Tensor, labels: Tensor) -> li
     precision, recall, f1, _ = precision_recall_fscore_support(
         truth, answer, labels=list(classes), sample_weight=count, zero_division=np.nan
     )
-    true, found = labels.cpu().numpy(), scores.double().cpu().numpy()
-    auc = [roc_auc_score(true == j, found[:, j]) if 0 < (true == j).sum() < len(true) else math.nan for j in classes]
+    found = scores.double().cpu().numpy()
+    there = [(labels.view(len(labels), -1) == j).any(1).cpu().numpy() for j in classes]
+    auc = [roc_auc_score(has, found[:, j]) if 0 < has.sum() < len(has) else math.nan for j, has in enumerate(there)]
     columns = dict(precision=precision, recall=recall, f1=f1, auc=auc)
     return [{name: _or_none(values[j]) for name, values in columns.items()} for j in classes]
 

@@ -37,7 +37,7 @@ CHOICES: dict[str, tuple[str, ...]] = dict(
 )  # fmt: skip
 # Number fields: the smallest and the largest value allowed.
 RANGES: dict[str, tuple[float, float]] = dict(
-    validation=(0, 0.9), split=(0, 2**32 - 1), match=(0, 1), image_size=(8, 1024), seed=(0, 2**32 - 1),
+    objects=(1, 4), validation=(0, 0.9), split=(0, 2**32 - 1), match=(0, 1), image_size=(8, 1024), seed=(0, 2**32 - 1),
     crop=(20, 256), pad=(0, 64), brightness=(0, 1), contrast=(0, 1), rotate=(0, 180), zoom=(0, 0.9),
     stretch=(0, 0.9), cutout=(0, 256), mixup=(0, 0.5), iters=(1, 100), temper=(1e-3, 100),
     temperature=(1e-6, 1e6), min_var=(1e-9, 1e6), gain=(1e-3, 1e3), noise=(0, 1), batch=(1, 65536), epochs=(1, 100_000),
@@ -49,6 +49,7 @@ PRIOR = ("alpha0", "m0", "kappa0", "psi0", "nu0")
 VB_ONLY = ("activation", "temper", "through", "precision", *PRIOR, "learn", "evidence")
 EM_ONLY = ("temperature", "min_var")
 CAPS_ONLY = ("routing", "iters", *VB_ONLY, *EM_ONLY, "norm_pose", "norm_logit", "init", "gain", "noise", "backend")
+OVERLAPPING = ("mnist", "fashion-mnist", "sample")  # whose objects lie before a black background
 VAE_ONLY = ("eta", "beta", "kl_warmup", "sampling", "decoder")
 
 
@@ -72,6 +73,9 @@ class Recipe:
         None, "resize images to this side first; by default 48 for smallNORB, --crop for your own images"
     )
     axes: str = _field("auto", "your own .npy and TIFF files: which axis has the channels, the first or the last")
+    objects: int = _field(
+        1, "objects of different classes in an image, which lie anywhere in the crop and overlap; all are to be named"
+    )
     validation: float = _field(
         0.0, "hold out this share of each class of the training images to choose the best epoch; 0: off"
     )
@@ -138,7 +142,11 @@ class Recipe:
     sampling: str = _field("shortcut", "VAE: draw the code by the paper's short cut, or from the posterior")
     decoder: int = _field(64, "VAE: filters of the decoder")
 
-    loss: str = _field("nll", "negative log likelihood, or spread (the margin grows from 0.2 to 0.9 in the first half)")
+    loss: str = _field(
+        "nll",
+        "negative log likelihood (of several objects: binary cross entropy), or spread (the margin grows from 0.2 to "
+        "0.9 in the first half)",
+    )
     loss_on: str = _field(
         "activations", "nll: softmax of the activations, as in the released code, or of scaled logits"
     )
@@ -214,6 +222,8 @@ class Recipe:
             raise ValueError(f"network='cnn' has only logits: loss_on must be 'logits', got {self.loss_on!r}")
         if self.network == "vae":
             self._validate_vae()
+        if self.objects > 1:
+            self._validate_objects()
         if self.loss == "spread" and self.loss_on != "activations":
             raise ValueError(f"loss='spread' needs loss_on='activations', got loss_on={self.loss_on!r}")
         if self.loss == "spread" and self.mixup:
@@ -256,6 +266,27 @@ class Recipe:
             raise ValueError(
                 f"dataset='affnist' has images of two sizes, which cannot be resized: got image_size={self.image_size}"
             )
+
+    def _validate_objects(self) -> None:
+        """Raise an error for a field that objects=2 and more cannot have."""
+        got = f"got objects={self.objects} with"
+        if self.data is None and self.dataset not in OVERLAPPING:
+            raise ValueError(
+                f"objects overlap before a black background: dataset must be one of {OVERLAPPING}, {got} "
+                f"{self.dataset!r}"
+            )
+        if self.data is not None and self.image_size is None:
+            raise ValueError(
+                "of your own images several objects need image_size, the side of one, and crop, that of the canvas: "
+                f"{got} image_size=None"
+            )
+        needed: dict[str, Any] = dict(loss="nll", loss_on="logits", mixup=0.0, class_weights="none", balance=0.0)
+        for field, value in needed.items():
+            now = getattr(self, field)
+            if now != value:
+                raise ValueError(f"several objects in an image need {field}={value!r}, {got} {field}={now!r}")
+        if self.network == "vae":
+            raise ValueError(f"network='vae' decodes one object of each image, {got} network='vae'")
 
     def _validate_vae(self) -> None:
         if self.routing != "vb":
@@ -307,6 +338,8 @@ class Recipe:
             logit_scale=self.loss_on == "logits", norm_logit=self.norm_logit, backend=self.backend,
         )  # fmt: skip
         shape = self.arch, in_channels, num_classes, self.crop, self.routing, self.stem
+        if self.objects > 1:  # a class is there in this share of the images: its log odds
+            of_capsules |= dict(logit_bias=math.log(self.objects / max(num_classes - self.objects, 1)))
         if self.network == "vae":
             return CapsVAE(*shape, sampling=self.sampling, filters=self.decoder, **of_capsules)
         return CapsNet(*shape, **of_capsules)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vbcaps.distributions import LN2PI, expected_log_pi
 from vbcaps.layers import Capsules, ClassCaps
+from vbcaps.losses import binary_cross_entropy
 from vbcaps.routing import Posterior
 from vbcaps.routing.vb import VBRouting, activation_logit, expected_logdet
 from vbcaps.uncertainty.metrics import check_labels
@@ -25,9 +26,12 @@ GRID, ROUNDS = 33, 4  # each round searches a grid, and the next one between the
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     r"""Return the T in [0.02, 50] with the least negative log likelihood of $\operatorname{softmax}(z / T)$.
 
+    For images of several objects it is that of $\sigma(z_j / T)$, the probabilities that each class is there.
+
     Args:
-        logits: of images that the network was not trained on, ``n c``; log probabilities do as well, if finite.
-        labels: their classes, ``n`` of int64.
+        logits: of images that the network was not trained on, ``n c``; log probabilities do as well for the softmax,
+            if finite.
+        labels: their classes, ``n`` of int64; or ``n k``, the classes of the k objects in each image.
 
     Example:
         >>> sure = 3 * torch.eye(2)[[0, 0, 1, 1]]  # of four answers, one is wrong
@@ -35,19 +39,20 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
         2.73
     """
     check_labels(labels)
-    if logits.ndim != 2 or labels.shape != logits.shape[:1] or len(labels) == 0:
+    if logits.ndim != 2 or labels.ndim not in (1, 2) or len(labels) != len(logits) or len(labels) == 0:
         raise ValueError(
-            "a temperature is fitted to logits (n, classes) and labels (n,) of at least one image, got "
+            "a temperature is fitted to logits (n, classes) and labels (n,) or (n, k) of at least one image, got "
             f"{tuple(logits.shape)} and {tuple(labels.shape)}"
         )
     z = logits.detach().double()
     if not bool(z.isfinite().all()):  # the logarithm of a probability that was rounded to 0 fits no temperature
         raise ValueError("logits must be finite, got NaN or infinity; give logits, or clamp probabilities above 0")
     check_labels(labels, logits.shape[1])
+    loss = torch.nn.functional.cross_entropy if labels.ndim == 1 else binary_cross_entropy
     low, high = math.log(COOLEST), math.log(HOTTEST)
     for _ in range(ROUNDS):
         grid = torch.linspace(low, high, GRID, dtype=torch.float64).tolist()
-        losses = [float(torch.nn.functional.cross_entropy(z / math.exp(t), labels)) for t in grid]
+        losses = [float(loss(z / math.exp(t), labels)) for t in grid]
         best = min(range(GRID), key=losses.__getitem__)
         low, high = grid[max(best - 1, 0)], grid[min(best + 1, GRID - 1)]
     return math.exp(grid[best])

@@ -124,6 +124,15 @@ def needs_posterior(model: "Model") -> None:
         )
 
 
+def needs_one_answer(model: "Model") -> None:
+    """Raise an error for a network that names several objects in an image."""
+    if model.recipe.objects > 1:
+        raise ValueError(
+            f"{model.name} names {model.recipe.objects} objects in an image: scores of uncertainty, densities and "
+            "calibration are of networks that give one answer"
+        )
+
+
 def of_logits(logits: Tensor, temperature: float = 1.0) -> dict[str, Tensor]:
     """Return the scores of logits ``n c``; the temperature divides them, but for the energy."""
     log_p = (logits / temperature).log_softmax(1)
@@ -176,6 +185,7 @@ def look(model: "Model", images: Any, *, features: bool = True, batch_size: int 
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    needs_one_answer(model)
     pixels = model.read(images)
     weight = next(model.net.parameters())
     seen = []

@@ -84,10 +84,12 @@ def what_it_is(model: Model) -> str:
         "" if recipe.network == "cnn" else f" with {ROUTING_NAMES[recipe.routing]} routing in {recipe.iters} iterations"
     )
     made = f"It is {kind_of(model)}{'' if recipe.network == 'cnn' else routing}, and has {parameters:,} parameters."
-    return (
-        f"It tells {model.num_classes} classes of images apart: {', '.join(model.classes)}. {made} It was made with "
-        f"the library vbcaps {vbcaps.__version__}."
-    )
+    tells = f"It tells {model.num_classes} classes of images apart"
+    if recipe.objects > 1:
+        tells = (
+            f"It names {recipe.objects} overlapping objects in an image, of different classes of {model.num_classes}"
+        )
+    return f"{tells}: {', '.join(model.classes)}. {made} It was made with the library vbcaps {vbcaps.__version__}."
 
 
 def how_to_load(model: Model, name: str) -> str:
@@ -105,10 +107,17 @@ def how_good(model: Model) -> str:
     about = published(model)["about"]
     if about.get("test_error") is None:
         return "It was not tested, or its weights have changed since."
+    several = model.recipe.objects > 1
     said = f"{100 * about['test_error']:.2f}% of the test images of {data_of(model)} are classified wrongly"
+    if several:
+        said = (
+            f"In {100 * about['test_error']:.2f}% of images, put together from the test images of {data_of(model)}, "
+            "not all objects are named rightly"
+        )
     said += f", in one run after {about['epoch']} epochs." if about.get("epoch") else "."
     if model.temperature != 1:
-        said += f" Probabilities are the softmax of the logits over a temperature of {model.temperature:g}."
+        what = "sigmoid" if several else "softmax"
+        said += f" Probabilities are the {what} of the logits over a temperature of {model.temperature:g}."
     else:
         said += " No temperature was fitted: its probabilities may be too sure."
     return said

@@ -66,7 +66,7 @@ def export(
     """Write a network with its preprocessing as one file that other programs run: from images to probabilities.
 
     The file has one input, ``images``, ``n channels side side`` for any n, and one output, ``probabilities``, ``n
-    classes``, the softmax of the logits over the temperature. Cropping and standardising are inside, resizing is not.
+    classes``, those of ``model.predict``. Cropping and standardising are inside, resizing is not.
     Names of classes, recipe and what the input must be are in its metadata. It is compared with the network first.
 
     Args:
@@ -101,7 +101,7 @@ def export(
     if format == "onnx":
         check_onnx(model)
     net = copy.deepcopy(model.net).float().cpu()
-    deployed = Deployed(net, model.view, model.temperature, side).eval()
+    deployed = Deployed(net, model.view, model.temperature, side, model.recipe.objects).eval()
     program = program_of(deployed, images_like(dtype, 2, net.in_channels, side, model.view))
     facts = facts_of(model, dtype, side)
     content, run = as_onnx(program, facts) if format == "onnx" else as_program(program, facts)

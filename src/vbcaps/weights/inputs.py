@@ -26,7 +26,9 @@ RANGES = "float images must lie in [0, 1] or in [0, 255]"
 
 
 def side_of(recipe: Recipe) -> int:
-    """Return the side of the images that the recipe's view crops or frames."""
+    """Return the side of the images that the recipe's view crops or frames; of overlapping objects, the canvas's."""
+    if recipe.objects > 1:
+        return recipe.crop
     return recipe.image_size or (recipe.crop if recipe.data else FACTS[recipe.dataset].side)
 
 

@@ -87,6 +87,9 @@ class Model(nn.Module):
     def predict(self, images: Any, *, batch_size: int = 256, crops: int = 1) -> Tensor:
         """Return the probability of each class for each image, the softmax of the logits over ``temperature``.
 
+        A network that was trained on overlapping objects (``recipe.objects`` above 1) names several classes: it returns
+        the sigmoid, the probability that each class is in the image, and the sum over the classes is not 1.
+
         The method resizes, crops and standardises the images, and runs the network in evaluation mode for this call.
 
         Args:
@@ -121,8 +124,18 @@ class Model(nn.Module):
 
     def _scores(self, pixels: Tensor, crops: int, dtype: torch.dtype) -> Tensor:
         x = self.view.crops(pixels, crops).to(dtype)  # k n channel y x
-        scores = probabilities(self.net(x.flatten(0, 1)), self.temperature)
+        scores = probabilities(self.net(x.flatten(0, 1)), self.temperature, self.recipe.objects)
         return scores.unflatten(0, x.shape[:2]).mean(0).float().cpu()
+
+    def together(self, scores: Tensor) -> str:
+        """Return the class of an image in words, from its probabilities ``c``; of several objects "3 + 7".
+
+        Example:
+            >>> import torch, vbcaps
+            >>> vbcaps.load("fashion_laptop").together(torch.eye(10)[8])
+            'Bag'
+        """
+        return " + ".join(self.classes[j] for j in scores.topk(self.recipe.objects).indices.tolist())
 
     def reconstruct(self, images: Any, *, label: int | str | None = None, batch_size: int = 256) -> Tensor:
         """Decode images again from the pose of a class capsule; only a Capsule-VAE can.
@@ -321,10 +334,12 @@ class Model(nn.Module):
         side, crop = side_of(r), self.view.crop
         of = f", out of images of {side} x {side}" if side != crop else ""
         channels = f"{net.in_channels} channel{'s' if net.in_channels > 1 else ''}"
-        lines = [("tells apart", told), ("network", kind), ("input", f"{channels} of {crop} x {crop}{of}")]
+        does = "tells apart" if r.objects == 1 else f"names {r.objects} of"
+        lines = [(does, told), ("network", kind), ("input", f"{channels} of {crop} x {crop}{of}")]
         if self.about.get("test_error") is not None and not self.changed():
             where = f"the images in {r.data}" if r.data else r.dataset
-            error = f"{100 * self.about['test_error']:.2f}% on {where}"
+            objects = "" if r.objects == 1 else f", {r.objects} overlapping objects in an image"
+            error = f"{100 * self.about['test_error']:.2f}% on {where}{objects}"
             if self.about.get("reconstruction") is not None:
                 error += f", squared error {self.about['reconstruction']:.4f} a pixel"
             lines.append(("test error", error))

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vbcaps.data import View
+from vbcaps.inference import probabilities
 from vbcaps.vae import Network, capsules_of
 
 
@@ -82,21 +83,22 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Deployed(nn.Module):
-    """Images to probabilities ``n class``: preprocessing, network, and softmax of the logits over the temperature.
+    """Images to probabilities ``n class``, as ``vbcaps.inference.probabilities`` gives them, with preprocessing.
 
     Args:
         net: the network; of a Capsule-VAE only what classifies.
         view: how images become the network's input.
         temperature: divides the logits.
         side: height and width of the images.
+        objects: how many objects the network names in an image.
     """
 
-    def __init__(self, net: Network, view: View, temperature: float, side: int):
+    def __init__(self, net: Network, view: View, temperature: float, side: int, objects: int = 1):
         super().__init__()
         capsules = capsules_of(net)
         self.net = net if capsules is None else capsules
-        self.view, self.temperature = CentralView(view, side), temperature
+        self.view, self.temperature, self.objects = CentralView(view, side), temperature, objects
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the probabilities of uint8 images, or of floats from 0 to 1, ``n c side side``."""
-        return (self.net(self.view(images)).logits / self.temperature).softmax(1)
+        return probabilities(self.net(self.view(images)), self.temperature, self.objects)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Of CapsNet, of ConvNet, and of CapsVAE.
 CLASS_LAYERS = ("class_caps.", "head.", "net.class_caps.", "decoder.deconv1.", "code_")
 PAINTERS = ("decoder.deconv5.",)  # layers of a CapsVAE that write the channels of an image
-SCALES = ("class_caps.scale", "net.class_caps.scale")
+SCALES = ("class_caps.scale", "net.class_caps.scale", "class_caps.bias")  # of the logits, if the loss needs them
 # The fields of a recipe that decide what is learned.
 SHAPE = ("network", "arch", "stem", "routing", "norm_pose", "norm_logit", "precision", "learn", "decoder")
 
@@ -63,7 +63,7 @@ def transfer(source: Contents, net: Network, name: str, *, fresh: bool) -> None:
     into = {k: x for k, x in net.state_dict().items() if not k.startswith(left)}
     given = {k: x for k, x in source.tensors.items() if not k.startswith(left)}
     for scale in SCALES:
-        if (scale in into) != (scale in given):  # a loss on logits learns a scale, another loss has none
+        if (scale in into) != (scale in given):  # a loss on logits learns a scale, one of several objects also a bias
             into.pop(scale, None)
             given.pop(scale, None)
     given = {k: _spread(x, into[k], source, net) if k in into else x for k, x in given.items()}

@@ -1,15 +1,22 @@
 // The answer panel: probabilities, how familiar the image is, the scores, and what other networks say.
 
-import { Sheet, brief, cut, number, path, percent, roomIn, round, unitOf, widthOf, wrap } from "./draw.js";
+import {
+  Sheet, brief, cut, heatMap, number, path, percent, picture, roomIn, round, unitOf, widthOf, wrap,
+} from "./draw.js";
 import { arrows, stop } from "./keys.js";
 
 const ROUTINGS = { vb: "VB", em: "EM", dynamic: "Dynamic" };
+const LARGE = 1.45; // how much larger the letters of the answer are than others
 const STRANGE = 0.95; // the share of familiar images beyond which the gauge is orange
 
 export const routingOf = (routing) => ROUTINGS[routing] ?? "CNN";
 
 /** Return the index of the largest number. */
 export const best = (numbers) => numbers.indexOf(Math.max(...numbers));
+
+/** Return the indices of the largest numbers, the largest first. */
+export const highest = (numbers, count) =>
+  [...numbers.keys()].sort((a, b) => numbers[b] - numbers[a]).slice(0, count);
 
 export class AnswerPanel {
   constructor(app) {
@@ -26,7 +33,7 @@ export class AnswerPanel {
   }
 
   /** Say in one sentence what the panel shows of this model. */
-  load({ routing }) {
+  load({ routing, objects }) {
     const says = {
       vb:
         "Each bar is the probability of a class, softmax(<i>z</i> / <i>T</i>), its whisker the 90% interval under <i>q</i>(<i>π</i>) <i>q</i>(" +
@@ -36,7 +43,10 @@ export class AnswerPanel {
     says.em = says.dynamic =
       "Each bar is the probability of a class, and the ring the activation <i>a<sub>j</sub></i> of its capsule; " +
       `${routingOf(routing)} routing has no posterior and so no interval.`;
-    document.getElementById("answer-says").innerHTML = says[routing ?? "none"];
+    const several =
+      `Each bar is the probability that a class is in the image, of which the ${objects} highest are the answer` +
+      (routing ? ", and the ring the activation <i>a<sub>j</sub></i> of its capsule." : ".");
+    document.getElementById("answer-says").innerHTML = objects > 1 ? several : says[routing ?? "none"];
   }
 
   draw() {
@@ -44,7 +54,8 @@ export class AnswerPanel {
     if (!answers.look || !model) return;
     const width = roomIn(this.panel);
     const unit = unitOf(this.svg);
-    const parts = [this.headline, this.bars, this.gauge, this.twins, this.scores];
+    const several = model.objects > 1;
+    const parts = [this.headline, this.bars, several ? this.taken : this.gauge, this.twins, this.scores];
     // The height is known once all is drawn; the first drawing of a size is made twice.
     let height = this.height ?? 100;
     const paint = (sheet) => {
@@ -58,11 +69,51 @@ export class AnswerPanel {
   }
 
   headline(sheet, y, width, unit, { answer }) {
-    const top = best(answer.probabilities);
+    const { classes, objects, samples } = this.app.model;
+    const tops = highest(answer.probabilities, objects);
     const base = y + 20 * unit;
-    sheet.text("top", 0, base, this.app.model.classes[top], { class: "large" });
-    sheet.text("top.p", width, base, percent(answer.probabilities[top]), { class: "large end" });
-    return y + 30 * unit;
+    const names = tops.map((j) => classes[j]).join(" + ");
+    const { sample } = this.app.state.image;
+    if (objects === 1) {
+      sheet.text("top", 0, base, names, { class: "large" });
+      sheet.text("top.p", width, base, percent(answer.probabilities[tops[0]]), { class: "large end" });
+      return y + 30 * unit;
+    }
+    sheet.text("top", 0, base, cut(names, width / LARGE, this.svg, true), { class: "large" });
+    if (sample === undefined) return y + 30 * unit;
+    sheet.text("truth", 0, base + 18 * unit, `In the image: ${samples.truths[sample]}`, { class: "quiet", id: "truth" });
+    return y + 48 * unit;
+  }
+
+  /** Draw for each object that is named the parts of the image that its class capsule took; a click chooses it. */
+  taken(sheet, y, width, unit, look) {
+    if (!look.taken) return y;
+    const { classes } = this.app.model;
+    const { objects, frame } = look.taken;
+    const next = this.heading(sheet, "taken.head", "What each object took", y, width, unit);
+    const gap = 8 * unit;
+    const side = Math.min((width - gap * (objects.length - 1)) / objects.length, 130 * unit);
+    objects.forEach(({ type, parts }, k) => {
+      const x = k * (side + gap);
+      const name = `taken.${k}`;
+      const group = sheet.put(name, "g", {
+        class: "taken",
+        role: "button",
+        "data-class": type,
+        "data-taken": JSON.stringify(parts),
+        "aria-label": `${classes[type]}: what it took`,
+      });
+      const box = { x: round(x), y: round(next + 20 * unit), width: round(side), height: round(side) };
+      sheet.text(`${name}.name`, x, next + 14 * unit, cut(classes[type], side, this.svg), { class: "strong" }, group);
+      const view = { viewBox: `0 0 ${look.width} ${look.height}`, preserveAspectRatio: "none" };
+      const inner = sheet.put(`${name}.crop`, "svg", { ...box, ...view }, null, group);
+      const all = { href: picture(look.picture), width: look.width, height: look.height, preserveAspectRatio: "none" };
+      sheet.rect(`${name}.black`, 0, 0, look.width, look.height, { fill: "#000" }, inner);
+      sheet.put(`${name}.picture`, "image", { class: "pixels dim", ...all }, null, inner);
+      const size = [frame.right - frame.left, frame.bottom - frame.top];
+      heatMap(sheet, `${name}.cell`, parts, frame.left, frame.top, ...size, Math.max(...parts.flat()), inner);
+    });
+    return next + 20 * unit + side + 8 * unit;
   }
 
   bars(sheet, y, width, unit, { answer }) {
@@ -75,12 +126,12 @@ export class AnswerPanel {
     for (const p of [0, 0.5, 1]) sheet.line(`grid.${p}`, at(p), y, at(p), bottom, { class: p ? "grid" : "axis" });
     const { parent } = this.app;
     const chosen = parent?.layer === "class_caps" ? parent.type : null;
-    const top = best(answer.probabilities);
+    const tops = highest(answer.probabilities, model.objects);
     model.classes.forEach((name, j) => {
       const p = answer.probabilities[j];
       const middle = y + (j + 0.5) * step;
       const group = sheet.put(`class.${j}`, "g", {
-        class: `class${j === chosen ? " chosen" : ""}${j === top ? " top" : ""}`,
+        class: `class${j === chosen ? " chosen" : ""}${tops.includes(j) ? " top" : ""}`,
         role: "button",
         "data-class": j,
         "data-probability": p,
@@ -137,19 +188,21 @@ export class AnswerPanel {
 
   twins(sheet, y, width, unit, { answer, twins }) {
     if (!twins.length) return y;
-    const { classes } = this.app.model;
+    const { classes, objects } = this.app.model;
     let next = this.heading(sheet, "twins.head", "Other networks on this image", y, width, unit);
-    const mine = best(answer.probabilities);
+    const mine = highest(answer.probabilities, objects);
     for (const { name, routing, probabilities } of twins) {
-      const theirs = best(probabilities);
+      const theirs = highest(probabilities, objects);
       const base = next + 14 * unit;
-      const differs = theirs !== mine;
-      const group = sheet.put(`twin.${name}`, "g", { class: differs ? "differs" : "", "data-twin": name, "data-top": theirs });
+      const differs = theirs.some((j) => !mine.includes(j));
+      const said = { class: differs ? "differs" : "", "data-twin": name, "data-top": theirs.join(",") };
+      const group = sheet.put(`twin.${name}`, "g", said);
+      const names = theirs.map((j) => classes[j]).join(" + ");
       sheet.put(`twin.${name}.title`, "title", {}, name, group);
       sheet.text(`twin.${name}.routing`, 2, base, routingOf(routing), { class: "quiet" }, group);
-      sheet.text(`twin.${name}.class`, 68 * unit, base, cut(classes[theirs], width - 170 * unit, this.svg), {}, group);
+      sheet.text(`twin.${name}.class`, 68 * unit, base, cut(names, width - 170 * unit, this.svg), {}, group);
       sheet.text(`twin.${name}.mark`, width - 54 * unit, base, differs ? "differs" : "", { class: "end mark" }, group);
-      sheet.text(`twin.${name}.p`, width - 2, base, percent(probabilities[theirs]), { class: "end number" }, group);
+      sheet.text(`twin.${name}.p`, width - 2, base, percent(probabilities[theirs.at(-1)]), { class: "end number" }, group);
       next += 19 * unit;
     }
     return next + 4 * unit;

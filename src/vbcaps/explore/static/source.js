@@ -56,11 +56,11 @@ export class Source {
     this.samples.replaceChildren(...(samples.note ? [note] : []), title, ...samples.classes.map((one) => this.row(one, samples)));
   }
 
-  row({ name, samples }, { columns }) {
+  row({ name, samples }, { columns, truths }) {
     const row = document.createElement("div");
     const label = document.createElement("span");
     label.textContent = label.title = name;
-    row.append(label, ...samples.map((k) => this.thumb(k, name, columns)));
+    row.append(label, ...samples.map((k) => this.thumb(k, truths[k], columns)));
     return row;
   }
 
