@@ -92,7 +92,7 @@ class Assignments:
         information = (of_mean - self.entropy / a).clamp_min(0)
         most = choices.clamp_min(2).log()
         weight = torch.where(chosen, self.a, 0) / self.a[chosen].sum()
-        sharpness = 1 - self.entropy / a / most
+        sharpness = (1 - self.entropy / a / most).clamp_min(0)
         means = (weight * torch.stack([sharpness, information, information / most])).sum(1).tolist()
         return means[0], means[1], means[2]
 

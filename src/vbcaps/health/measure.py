@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vbcaps.weights.model import Model
 
 ITERATIONS = (1, 2, 3, 4, 6, 10)
-COPIES = 4  # of each image, moved
+COPIES = 4  # of each image, moved; an even number
 SEED = 0  # of the moves, and of the images in each half
 TIE = 1e-5  # two classes have equally many votes if they differ by less than this share of the largest
 
@@ -66,8 +66,9 @@ def health(
         check_labels(labels, stack.classes.num_classes)
         if len(labels) != len(x):
             raise ValueError(f"there are {len(x)} images and {len(labels)} labels")
-        labels = labels.to(x.device)
-    with torch.no_grad(), evaluating(net), exact_convolutions():
+    # Gradients need ordinary tensors, also where the caller is in inference mode.
+    with torch.inference_mode(False), torch.no_grad(), evaluating(net), exact_convolutions():
+        x, labels = x.clone(), None if labels is None else labels.to(x.device, copy=True)
         return _measured(stack, x, labels, batch_size, iterations)
 
 
@@ -261,8 +262,8 @@ def uniform(
 
 def follow(stack: Stack, x: Tensor, answers: Tensor, first: Tensor, batches: list[Tensor]) -> Moves:
     """Return how well a linear readout of poses tells shifts and rotations of the images."""
-    draws = torch.rand(3, len(x), COPIES, generator=torch.Generator().manual_seed(SEED), dtype=torch.float64)
-    draws = (2 * draws - 1).to(x.device)
+    draws = torch.rand(3, len(x), COPIES // 2, generator=torch.Generator().manual_seed(SEED), dtype=torch.float64)
+    draws = (2 * torch.cat([draws, 1 - draws], 2) - 1).to(x.device)  # the moves of each image add up to none
     shifts, angles = SHIFT * draws[:2].permute(1, 2, 0), ANGLE * draws[2, :, :, None]  # n k 2, n k 1
     found: list[float | None] = []
     for shift, angle, told in (

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 MOVES = 0.05  # an entry moves with the image if its standard deviation is above this; poses have about unit size
-LEAST = 4  # images of a class, fewer of which say nothing
+LEAST = 4  # images of one answer, fewer of which say nothing of it
+LEAST_FIT = 8  # images of one answer in each half, fewer of which allow no readout
 SHIFT = 3.0  # pixels
 ANGLE = 20.0  # degrees
 
@@ -70,7 +71,7 @@ def readout(poses: Tensor, moves: Tensor, answers: Tensor, first: Tensor) -> flo
     Args:
         poses: of the capsule that won, for every copy of each image, ``n k d``.
         moves: ``n k m``.
-        answers: which capsule won, ``n``. Answers with fewer than ``LEAST`` images in one half are left out.
+        answers: which capsule won, ``n``. Answers with fewer than ``LEAST_FIT`` images in one half are left out.
         first: whether an image belongs to the half that is fitted, ``n``.
 
     Returns:
@@ -79,7 +80,7 @@ def readout(poses: Tensor, moves: Tensor, answers: Tensor, first: Tensor) -> flo
     missed, spread = (moves.new_zeros(moves.shape[-1], dtype=torch.float64) for _ in range(2))
     for j in answers.unique().tolist():
         fit, test = (answers == j) & first, (answers == j) & ~first
-        if min(int(fit.sum()), int(test.sum())) < LEAST:
+        if min(int(fit.sum()), int(test.sum())) < LEAST_FIT:
             continue
         X, X2 = (poses[half].flatten(0, 1).double() for half in (fit, test))
         Y, Y2 = (moves[half].flatten(0, 1).double() for half in (fit, test))

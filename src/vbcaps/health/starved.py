@@ -43,10 +43,8 @@ def largest_gradients(stack: Stack, x: Tensor, labels: Tensor) -> list[Tensor]:
 
     It is the size of the derivative of an image's cross entropy by the logit of one capsule, over images and positions.
     """
-    with torch.inference_mode(False), torch.enable_grad():
-        x = x.clone()  # an ordinary tensor, also of one that was made in inference mode
-        with torch.no_grad():
-            first = stack.begin(x)
+    first = stack.begin(x)
+    with torch.enable_grad():
         caps = first._replace(activations=first.activations.detach().requires_grad_())
         activations = [caps.activations]
         for layer in stack.layers.values():
