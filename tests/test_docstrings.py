@@ -14,8 +14,8 @@ import vbcaps.routing
 import vbcaps.uncertainty
 
 MODULES = (
-    "distributions", "heads", "health.measure", "layers", "losses", "models", "norm", "prior", "routing.dynamic", "routing.em",
-    "routing.fields", "routing.vb", "training.evaluate", "training.recipes", "uncertainty.damage",
+    "distributions", "heads", "health.measure", "layers", "losses", "models", "norm", "prior", "routing.dynamic",
+    "routing.em", "routing.fields", "routing.vb", "training.evaluate", "training.recipes", "uncertainty.damage",
     "uncertainty.density",
     "uncertainty.metrics", "uncertainty.predictive", "uncertainty.scores", "vae", "weights.find",
     "weights.model",

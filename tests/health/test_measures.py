@@ -162,13 +162,14 @@ def test_moving_counts_entries_of_one_answer():
     poses = torch.zeros(15, 16)
     poses[:8, 3] = torch.linspace(0, 1, 8)  # an entry with a coordinate
     poses[:8, 5] = torch.linspace(0, 0.1, 8)  # its standard deviation is .033
+    poses[:8, 6] = torch.linspace(0, 0.2, 8)  # and here .065
     poses[8:12, :2] = torch.linspace(0, 1, 4)[:, None]
     poses[8:12, 7] = torch.linspace(0, 1, 4)  # the other entry with a coordinate
     poses += answers[:, None]  # what only tells classes apart does not count
     poses[12:] = torch.randn(3, 16)  # too few images
     all_of, without = moving(poses, answers)
-    assert all_of == pytest.approx((8 * 1 + 4 * 3) / 12)
-    assert without == pytest.approx((8 * 0 + 4 * 2) / 12)
+    assert all_of == pytest.approx((8 * 2 + 4 * 3) / 12)
+    assert without == pytest.approx((8 * 1 + 4 * 2) / 12)
     assert others(16) == [d for d in range(16) if d not in (3, 7)]
     assert moving(poses[12:], answers[12:]) is None
 
@@ -282,6 +283,10 @@ def test_statistics_taken_anew_are_those_of_the_images():
     after = dict(net.named_buffers())
     assert all(torch.equal(b, after[name]) for name, b in before.items())
     assert net.conv_caps2.routing.iters == 3
+    net.train()
+    with torch.no_grad(), normed_anew(stack, x):
+        assert not norm.training
+    assert all(module.training for module in net.modules())
 
 
 def norm_input(layer, caps):

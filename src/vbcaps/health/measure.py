@@ -3,7 +3,7 @@ r"""`health` measures what a network's capsules do: who gets the votes, how shar
 Axes: n image, k copy of an image, i child slot, j class, d pose entry.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -36,6 +36,7 @@ def health(
     *,
     batch_size: int = 64,
     iterations: Sequence[int] = ITERATIONS,
+    progress: Callable[[str], None] = lambda stage: None,
 ) -> Health:
     """Measure what a network's capsules do on some images; the network is left as it was.
 
@@ -47,6 +48,7 @@ def health(
         labels: their classes, ``n`` of int64. Without them there are no errors, and gradients are those of the answers.
         batch_size: how many images the network sees at a time.
         iterations: the numbers of iterations to answer with; that of the network is always among them.
+        progress: called with the name of each stage when it begins.
 
     Example:
         >>> import vbcaps
@@ -69,7 +71,7 @@ def health(
     # Gradients need ordinary tensors, also where the caller is in inference mode.
     with torch.inference_mode(False), torch.no_grad(), evaluating(net), exact_convolutions():
         x, labels = x.clone(), None if labels is None else labels.to(x.device, copy=True)
-        return _measured(stack, x, labels, batch_size, iterations)
+        return _measured(stack, x, labels, batch_size, iterations, progress)
 
 
 def _input_of(model: Any, images: Any) -> tuple[nn.Module, Tensor]:
@@ -86,7 +88,15 @@ def _input_of(model: Any, images: Any) -> tuple[nn.Module, Tensor]:
     return net, images.to(weight.device, weight.dtype)
 
 
-def _measured(stack: Stack, x: Tensor, labels: Tensor | None, batch_size: int, iterations: Sequence[int]) -> Health:
+def _measured(
+    stack: Stack,
+    x: Tensor,
+    labels: Tensor | None,
+    batch_size: int,
+    iterations: Sequence[int],
+    progress: Callable[[str], None],
+) -> Health:
+    progress("votes and assignments")
     batches = list(in_batches(len(x), batch_size, x.device))
     sums = Sums(stack)
     for batch in batches:
@@ -99,6 +109,12 @@ def _measured(stack: Stack, x: Tensor, labels: Tensor | None, batch_size: int, i
     moves = moving(seen.poses[rows, answers], answers)
     rank = seen.logits.argsort(1, descending=True)
     shares = seen.votes / seen.votes.sum(1, keepdim=True).clamp_min(torch.finfo(seen.votes.dtype).tiny)
+    progress("other numbers of iterations")
+    after = at_iterations(stack, x, labels, answers, batches, iterations)
+    progress("uniform routing")
+    even = uniform(stack, x, labels, answers, first, batch_size)
+    progress("moves")
+    followed = follow(stack, x, answers, first, batches)
     routing = stack.classes.routing
     names = {kind: name for name, kind in ROUTINGS.items()}
     return Health(
@@ -118,9 +134,9 @@ def _measured(stack: Stack, x: Tensor, labels: Tensor | None, batch_size: int, i
         maps=_mean(seen.maps),
         parts=_mean(seen.parts),
         layers=sums.layers(),
-        at_iterations=at_iterations(stack, x, labels, answers, batches, iterations),
-        uniform=uniform(stack, x, labels, answers, first, batch_size),
-        moves=follow(stack, x, answers, first, batches),
+        at_iterations=after,
+        uniform=even,
+        moves=followed,
     )
 
 

@@ -77,6 +77,8 @@ def readout(poses: Tensor, moves: Tensor, answers: Tensor, first: Tensor) -> flo
     Returns:
         The mean over m of $1 - \sum (y - \hat y)^2 / \sum (y - \bar y)^2$, where sums are over classes; or None.
     """
+    if not bool(poses.isfinite().all()):
+        return None
     missed, spread = (moves.new_zeros(moves.shape[-1], dtype=torch.float64) for _ in range(2))
     for j in answers.unique().tolist():
         fit, test = (answers == j) & first, (answers == j) & ~first

@@ -142,6 +142,10 @@ class Health:
         """Return the record in JSON's types, with numbers of four significant digits."""
         return _rounded(dataclasses.asdict(self))
 
+    def kept(self, of: str) -> dict[str, Any]:
+        """Return what a weights file keeps; ``of`` says of which images it is, as "300 test images of MNIST"."""
+        return dict(of=of) | self.to_json()
+
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Health":
         """Return the record that `to_json` gave; fields that this version does not know are left out."""
