@@ -51,7 +51,7 @@ def weights(tmp_path):
 
 def test_the_page_says_what_was_measured(weights, tmp_path):
     said, test = run(weights, "--json", "h.json", "--plot", "h.png"), tiny.dataset().test
-    found = vbcaps.load(weights).health(test.images, test.labels)
+    found = vbcaps.load(weights).health(test.images, test.labels, of="30 test images of mnist")
     assert "on 30 test images of mnist (made up):" in said
     for sentence in findings(found):
         assert f"- {sentence}." in said
@@ -73,7 +73,8 @@ def test_some_of_the_images_are_the_same_each_time_and_the_record_is_kept(weight
     assert "on 12 test images of mnist" in said
     test = some_of(tiny.dataset().test, 12)
     model = vbcaps.load(tmp_path / "kept.safetensors")
-    assert model.about["health"] == model.health(test.images, test.labels).kept("12 test images of mnist")
+    found = model.health(test.images, test.labels, of="12 test images of mnist")
+    assert model.about["health"] == found.to_json()
     assert Health.from_json(model.about["health"]).images == 12
 
 

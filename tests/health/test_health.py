@@ -128,6 +128,27 @@ def test_without_labels_there_are_no_errors_and_with_them_they_are_counted():
         assert other.same == one.same
 
 
+def test_uniform_routing_is_that_of_a_copy_with_one_iteration_and_its_own_statistics():
+    net, x = planted.healthy(), planted.images()
+    found = health(net, x, LABELS).uniform
+    first = torch.randperm(len(x), generator=torch.Generator().manual_seed(0)) < len(x) // 2
+    copy = planted.healthy()
+    for layer in (copy.conv_caps1, copy.conv_caps2, copy.class_caps):
+        layer.routing.iters = 1
+        layer.norm_pose.reset_running_stats()
+        layer.norm_pose.train()
+        if layer.norm_a is not None:
+            layer.norm_a.reset_running_stats()
+            layer.norm_a.train()
+    with torch.no_grad():
+        copy(x[first])
+        new, own = (one.eval()(x[~first]).logits.argmax(1) for one in (copy, net))
+    assert found.images == 48
+    assert found.same == pytest.approx(float((new == own).double().mean()))
+    assert found.error == pytest.approx(float((new != LABELS[~first]).double().mean()))
+    assert found.as_trained == pytest.approx(float((own != LABELS[~first]).double().mean()))
+
+
 def test_the_order_of_images_decides_nothing_but_the_halves():
     net, x = planted.healthy(), planted.images()
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(3))

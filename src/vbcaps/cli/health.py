@@ -56,16 +56,17 @@ def health(
         test = some_of(data.test, limit)
         if not len(test.labels):
             raise RunError(f"there are no test images of {recipe.data or recipe.dataset}")
+        images = f"{len(test.labels):,} test images of {recipe.data or recipe.dataset}"
         with console.status("measuring") as status:
             found = model.health(
                 test.images,
                 test.labels,
+                of=images,
                 progress=lambda stage: status.update(f"measuring {stage} of {len(test.labels):,} images"),
             )
-        images = f"{len(test.labels):,} test images of {recipe.data or recipe.dataset}"
         say_health(found, f"{images} ({data.source})")
         if save is not None:
-            model.about["health"] = found.kept(images)
+            model.about["health"] = found.to_json()
             say(f"wrote {model.save(save)}")
         if json_file is not None:
             about_it = dict(weights=model.name, trained=model.origin(), source=data.source)

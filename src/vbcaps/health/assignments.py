@@ -10,6 +10,7 @@ Axes: n image, c child, l parent position, i child slot in a receptive field, j 
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vbcaps.layers import Capsules, Children, ConvCaps
@@ -46,9 +47,9 @@ def in_slots(x: Tensor, fields: Fields) -> Tensor:
 
 
 def of_children(x: Tensor, fields: Fields) -> Tensor:
-    """Return the sum over the slots of each child, ``n l i`` to ``n c``."""
-    found = x.new_zeros(len(x), len(fields.seen))
-    return found.index_add(1, fields.child.flatten(), x.flatten(1))
+    """Return the sum over the slots of each child, ``n l i`` to ``n c``, in the same order on any device."""
+    slots = F.pad(x.flatten(1), (0, 1))  # the last is empty: -1
+    return slots[:, fields.parents].sum(2)
 
 
 class Assignments:
@@ -112,7 +113,7 @@ def parts_of_classes(layers: list[Routed], of: Tensor) -> Tensor:
         layers: what every layer did with the images, the class layer last.
         of: the class of each image, ``n``.
     """
-    held = torch.nn.functional.one_hot(of, layers[-1].r.shape[-1]).to(layers[-1].r.dtype)[:, None]  # n l j
+    held = F.one_hot(of, layers[-1].r.shape[-1]).to(layers[-1].r.dtype)[:, None]  # n l j
     for one in reversed(layers):
         R = one.weights()
         shares = R / R.sum(2, keepdim=True).clamp_min(torch.finfo(R.dtype).tiny)

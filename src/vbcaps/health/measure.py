@@ -3,6 +3,7 @@ r"""`health` measures what a network's capsules do: who gets the votes, how shar
 Axes: n image, k copy of an image, i child slot, j class, d pose entry.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,6 +37,7 @@ def health(
     *,
     batch_size: int = 64,
     iterations: Sequence[int] = ITERATIONS,
+    of: str = "",
     progress: Callable[[str], None] = lambda stage: None,
 ) -> Health:
     """Measure what a network's capsules do on some images; the network is left as it was.
@@ -48,6 +50,7 @@ def health(
         labels: their classes, ``n`` of int64. Without them there are no errors, and gradients are those of the answers.
         batch_size: how many images the network sees at a time.
         iterations: the numbers of iterations to answer with; that of the network is always among them.
+        of: what images these are, in words, which the record keeps.
         progress: called with the name of each stage when it begins.
 
     Example:
@@ -71,7 +74,7 @@ def health(
     # Gradients need ordinary tensors, also where the caller is in inference mode.
     with torch.inference_mode(False), torch.no_grad(), evaluating(net), exact_convolutions():
         x, labels = x.clone(), None if labels is None else labels.to(x.device, copy=True)
-        return _measured(stack, x, labels, batch_size, iterations, progress)
+        return dataclasses.replace(_measured(stack, x, labels, batch_size, iterations, progress), of=of)
 
 
 def _input_of(model: Any, images: Any) -> tuple[nn.Module, Tensor]:

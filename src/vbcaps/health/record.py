@@ -111,6 +111,7 @@ class Health:
         at_iterations: answers with other numbers of iterations, in rising order.
         uniform: answers with uniform responsibilities; None where there are too few images.
         moves: how poses follow a known move of the image.
+        of: what images these are, in words, as "test images of MNIST"; "" where nobody said it.
     """
 
     images: int
@@ -132,6 +133,7 @@ class Health:
     at_iterations: tuple[AtIterations, ...]
     uniform: Uniform | None
     moves: Moves
+    of: str = ""
 
     @property
     def inverted(self) -> bool:
@@ -141,10 +143,6 @@ class Health:
     def to_json(self) -> dict[str, Any]:
         """Return the record in JSON's types, with numbers of four significant digits."""
         return _rounded(dataclasses.asdict(self))
-
-    def kept(self, of: str) -> dict[str, Any]:
-        """Return what a weights file keeps; ``of`` says of which images it is, as "300 test images of MNIST"."""
-        return dict(of=of) | self.to_json()
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Health":

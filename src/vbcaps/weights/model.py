@@ -207,7 +207,7 @@ class Model(nn.Module):
         Args:
             images: whatever ``predict`` takes; a few hundred test images are enough.
             labels: their classes, ``n`` of int64; without them there are no errors.
-            options: ``batch_size``, ``iterations`` and ``progress`` of `vbcaps.health.health`.
+            options: ``batch_size``, ``iterations``, ``of`` and ``progress`` of `vbcaps.health.health`.
 
         Example:
             >>> import vbcaps
