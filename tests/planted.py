@@ -8,6 +8,26 @@ from vbcaps import CapsNet, Prior
 
 SIZE = 24
 
+# A record as a weights file has it.
+RECORD: dict[str, Any] = dict(
+    images=300, routing="vb", activation="released", iters=2, error=0.08, most_votes=0.98, fewest_votes=0.0,
+    tightest=0.97, votes_by_rank=[0.6, 0.3, 0.1], entries=16, moving=15.8, moving_others=13.9, moving_all=16.0,
+    maps=-0.2, parts=0.43,
+    layers=[
+        dict(name="primary_caps", types=8, sharpness=None, information=None, information_share=None,
+             never_on=0, always_on=0, untaught=0),
+        dict(name="conv_caps1", types=8, sharpness=0.1, information=0.2, information_share=0.05,
+             never_on=0, always_on=0, untaught=0),
+        dict(name="class_caps", types=3, sharpness=0.8, information=0.6, information_share=0.6,
+             never_on=0, always_on=0, untaught=0),
+    ],
+    at_iterations=[
+        dict(iters=1, error=0.7, same=0.25), dict(iters=2, error=0.08, same=1.0), dict(iters=10, error=0.09, same=0.97),
+    ],
+    uniform=dict(images=150, error=0.5, as_trained=0.09, same=0.5),
+    moves=dict(shift=0.45, shift_others=0.33, angle=0.7, angle_others=0.01), of="300 made-up images",
+)  # fmt: skip
+
 
 def images(count: int = 96, seed: int = 0) -> torch.Tensor:
     """Return blobs of light in random places, ``n 1 h w``."""

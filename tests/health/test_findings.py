@@ -2,24 +2,14 @@
 
 from dataclasses import replace
 
+import planted
 import pytest
 
 from vbcaps.figures import health as picture
-from vbcaps.health import AtIterations, Health, LayerHealth, Moves, Uniform
+from vbcaps.health import AtIterations, Health, LayerHealth, Moves
 from vbcaps.health.findings import findings
 
-HEALTHY = Health(
-    images=300, routing="vb", activation="released", iters=2, error=0.08, most_votes=0.98, fewest_votes=0.0,
-    tightest=0.97, votes_by_rank=(0.6, 0.3, 0.1), entries=16, moving=15.8, moving_others=13.9, moving_all=16.0,
-    maps=-0.2, parts=0.43,
-    layers=(
-        LayerHealth("primary_caps", 8, None, None, None, 0, 0, 0),
-        LayerHealth("conv_caps1", 8, 0.1, 0.2, 0.05, 0, 0, 0),
-        LayerHealth("class_caps", 3, 0.8, 0.6, 0.6, 0, 0, 0),
-    ),
-    at_iterations=(AtIterations(1, 0.7, 0.25), AtIterations(2, 0.08, 1.0), AtIterations(10, 0.09, 0.97)),
-    uniform=Uniform(150, 0.5, 0.09, 0.5), moves=Moves(0.45, 0.33, 0.7, 0.01),
-)  # fmt: skip
+HEALTHY = Health.from_json(planted.RECORD)
 
 
 def said(**changes: object) -> str:
@@ -80,7 +70,8 @@ def test_the_row_is_flat_and_json_comes_back():
     assert (row["most_votes"], row["class_caps.sharpness"], row["error_10"], row["same_10"]) == (0.98, 0.8, 0.09, 0.97)
     assert (row["uniform_error"], row["moves_angle"], row["winner_votes"]) == (0.5, 0.7, 0.6)
     assert "primary_caps.sharpness" not in row
-    assert Health.from_json(HEALTHY.to_json() | dict(of="some images", another=3)) == replace(HEALTHY, of="some images")
+    assert HEALTHY.to_json() == planted.RECORD
+    assert Health.from_json(planted.RECORD | dict(another=3)) == HEALTHY
     assert replace(HEALTHY, maps=float("nan"), error=1 / 3).to_json()["maps"] is None
     assert replace(HEALTHY, error=1 / 3).to_json()["error"] == 0.3333
     assert replace(HEALTHY, uniform=None).row()["uniform_error"] is None
