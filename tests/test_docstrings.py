@@ -8,13 +8,14 @@ import pytest
 import torch
 
 import vbcaps
+import vbcaps.health
 import vbcaps.losses
 import vbcaps.routing
 import vbcaps.uncertainty
 
 MODULES = (
-    "distributions", "heads", "layers", "losses", "models", "norm", "prior", "routing.dynamic", "routing.em",
-    "routing.fields", "routing.vb", "training.evaluate", "training.recipes", "uncertainty.damage",
+    "distributions", "heads", "health.measure", "layers", "losses", "models", "norm", "prior", "routing.dynamic",
+    "routing.em", "routing.fields", "routing.vb", "training.evaluate", "training.recipes", "uncertainty.damage",
     "uncertainty.density",
     "uncertainty.metrics", "uncertainty.predictive", "uncertainty.scores", "vae", "weights.find",
     "weights.model",
@@ -42,7 +43,7 @@ def test_examples_run(name, monkeypatch):
 
 def test_public_functions_and_modules_have_an_example():
     """Values have theirs where a function returns them."""
-    modules = (vbcaps, vbcaps.routing, vbcaps.uncertainty)
+    modules = (vbcaps, vbcaps.health, vbcaps.routing, vbcaps.uncertainty)
     public = {name: getattr(module, name) for module in modules for name in module.__all__}
     public |= {name: f for name, f in vars(vbcaps.losses).items() if name.endswith(("loss", "margin"))}
     wanted = [

@@ -6,6 +6,7 @@ import re
 import time
 from dataclasses import replace
 
+import planted
 import pytest
 import tiny
 import torch
@@ -102,6 +103,28 @@ HEADERS = {
     "an epoch of a list": (dict(metadata=dict(epoch=[])), "epoch must be a finite number"),
     "a commit that a terminal obeys": (dict(metadata=dict(commit=ESCAPE)), "words without control characters"),
     "a beginning without a name": (dict(metadata=dict(began_with=3)), "began_with must have a field 'weights', got 3"),
+    "health without fields": (dict(metadata=dict(health=dict(images=3))), "health must have a field 'routing'"),
+    "health that is a number": (dict(metadata=dict(health=3)), "health must have fields, got 3"),
+    "health of words": (
+        dict(metadata=dict(health=planted.RECORD | dict(most_votes="all"))),
+        "health.most_votes must be a finite",
+    ),
+    "health of NaN": (
+        dict(metadata=dict(health=planted.RECORD | dict(tightest=float("nan")))),
+        "health.tightest must be a finite",
+    ),
+    "health without votes": (
+        dict(metadata=dict(health=planted.RECORD | dict(votes_by_rank=[]))),
+        "a number for each class",
+    ),
+    "health with a strange layer": (
+        dict(metadata=dict(health=planted.RECORD | dict(layers=[3]))),
+        "health.layers must have fields, got 3",
+    ),
+    "health in colour": (
+        dict(metadata=dict(health=planted.RECORD | dict(of="\x1b[31m"))),
+        "without control characters",
+    ),
     "familiar without numbers": (dict(metadata=dict(familiar=dict(quantiles=dict(a=["b"])))), "quantiles of 'a' must"),
     "quantiles of NaN": (dict(metadata=dict(familiar=dict(quantiles=dict(a=[float("nan")] * 2)))), "a quantile of 'a'"),
     "quantiles that fall": (dict(metadata=dict(familiar=dict(quantiles=dict(a=[1, 0])))), "must rise"),

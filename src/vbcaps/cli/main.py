@@ -32,6 +32,7 @@ from vbcaps.cli.explore import explore
 from vbcaps.cli.export import export
 from vbcaps.cli.fetching import bars
 from vbcaps.cli.figures import figures
+from vbcaps.cli.health import health
 from vbcaps.cli.help import Command, Group
 from vbcaps.cli.report import (
     complain,
@@ -66,6 +67,7 @@ app.add_typer(weights_app, name="weights")
 app.command("figures", cls=Command)(figures)
 app.command("explore", cls=Command)(explore)
 app.command("export", cls=Command)(export)
+app.command("health", cls=Command)(health)
 app.command("routing", cls=Command)(routing)
 app.command("sweep", cls=Command)(sweep)
 app.command("uncertainty", cls=Command)(uncertainty)

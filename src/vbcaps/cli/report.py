@@ -177,6 +177,8 @@ def duration(seconds: float) -> str:
 
 def say_results(results: Sequence["Result"]) -> None:
     """Print the results and the files of each run, then the mean over all runs."""
+    from vbcaps.health.findings import findings
+
     for result in results:
         what = f"fold {result.recipe.fold}" if result.recipe.folds else f"seed {result.seed}"
         name = f"{what}: " if len(results) > 1 else ""
@@ -189,6 +191,8 @@ def say_results(results: Sequence["Result"]) -> None:
             say(f"{name}{what}: {percent(result.validation)}, in epoch {result.best_epoch}{of_classes}")
         if sentence := by_heart(result):
             say(name + sentence)
+        if result.health is not None:
+            say(f"{name}{findings(result.health)[0]}; `vbcaps health` says more")
         files = ", ".join([result.weights.name, *sorted(path.name for path in result.folder.glob("*.png"))])
         epochs = f"{result.epochs} epoch{'s' if result.epochs > 1 else ''}"
         say(f"{name}{epochs} in {duration(result.seconds)}, {result.parameters:,} parameters")

@@ -23,6 +23,7 @@ from vbcaps.training.distributed import Group, join, leave, started_by_torchrun
 from vbcaps.training.evaluate import Evaluation, Scorer, evaluate, summary
 from vbcaps.training.events import Event, Hook
 from vbcaps.training.files import RunError
+from vbcaps.training.health import health_after
 from vbcaps.training.learner import NEVER, Learner, NonFinite, Totals, diagnose
 from vbcaps.training.memory import freed_memory_kept
 from vbcaps.training.recipe import Recipe
@@ -311,7 +312,7 @@ def loop(
     fit_codes(learner)
     temperature = temperature_of(learner, data.validation, data.classes) if log.held_out else None
     test, familiar = (scorer(learner, split, data.classes) for split in log.to_test())
-    model = log.finish(chosen, temperature, test and test(), familiar and familiar())
+    model = log.finish(chosen, temperature, test and test(), familiar and familiar(), health_after(log))
     send(log.event("end", result=model.result))
     return model
 

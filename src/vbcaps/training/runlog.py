@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import vbcaps
 from vbcaps.data import Split, View
+from vbcaps.health import Health
 from vbcaps.models import current_names
 from vbcaps.training.checkpoint import State, check_same, pack_state, unpack_state
 from vbcaps.training.environment import commit, environment, with_resumption
@@ -58,11 +59,13 @@ class Result:
     weights: Path  # the tested weights
     source: str  # says whether the data are the original files, and if not how they differ
     stopped_early: bool | None = None  # whether recipe.patience ended the run before its last epoch
+    health: Health | None = None  # what the capsules of these weights do
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | dict(
-            folder=self.folder.name, recipe=self.recipe.to_json(), weights=self.weights.name
-        )
+            folder=self.folder.name, recipe=self.recipe.to_json(), weights=self.weights.name,
+            health=None if self.health is None else self.health.to_json(),
+        )  # fmt: skip
 
 
 def check_folder(recipe: Recipe, folder: Path, resume: bool) -> None:
@@ -295,7 +298,11 @@ class RunLog:
         self.saved = time.perf_counter()
 
     def pack_weights(
-        self, row: dict[str, Any], test: Evaluation | None = None, temperature: float | None = None
+        self,
+        row: dict[str, Any],
+        test: Evaluation | None = None,
+        temperature: float | None = None,
+        health: Health | None = None,
     ) -> bytes:
         about = dict(
             epoch=row["epoch"], validation_error=row["validation_error"],
@@ -306,6 +313,8 @@ class RunLog:
             about |= dict(reconstruction=test.reconstruction)
         if temperature is not None:
             about |= dict(temperature=round(temperature, 4))
+        if health is not None:
+            about |= dict(health=health.to_json())
         if self.began_with is not None:
             about |= dict(began_with=self.began_with)
         return pack_weights(self.learner.weights, self.recipe, self.data.classes, self.data.view, about)
@@ -334,7 +343,12 @@ class RunLog:
         return self.best is not None and not self.recipe.match
 
     def finish(
-        self, chosen: str, temperature: float | None, test: Evaluation | None, familiar: Evaluation | None
+        self,
+        chosen: str,
+        temperature: float | None,
+        test: Evaluation | None,
+        familiar: Evaluation | None,
+        health: Health | None = None,
     ) -> Model:
         """Write the tested weights and the result; return them as a model."""
         last = self.rows[-1]
@@ -346,9 +360,9 @@ class RunLog:
             validation=None if self.best is None else self.best["validation_error"],
             matched=self.matched if self.recipe.match else None, test=test, familiar=familiar,
             weights=self.folder / chosen, source=self.data.source,
-            stopped_early=last["epoch"] < self.recipe.epochs if self.recipe.patience else None,
+            stopped_early=last["epoch"] < self.recipe.epochs if self.recipe.patience else None, health=health,
         )  # fmt: skip
-        weights = self.pack_weights(self.best or last, test, temperature)
+        weights = self.pack_weights(self.best or last, test, temperature, health)
         if self.group.writes:
             write(result.weights, weights)
             write_json(self.folder / "result.json", result.to_json())
@@ -372,6 +386,8 @@ class RunLog:
             for split in ("test", "familiar"):
                 if fields[split] is not None:
                     fields[split] = Evaluation.from_json(fields[split])
+            if fields.get("health") is not None:
+                fields["health"] = Health.from_json(fields["health"])
             fields |= dict(folder=self.folder, recipe=self.recipe, weights=self.folder / fields["weights"])
             return Result(**fields)
         except (ValueError, KeyError, TypeError) as error:

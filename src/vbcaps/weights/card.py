@@ -4,6 +4,8 @@ from typing import Any
 
 import vbcaps
 from vbcaps.data import FACTS
+from vbcaps.health import Health
+from vbcaps.health.findings import findings
 from vbcaps.weights import find
 from vbcaps.weights.inputs import side_of
 from vbcaps.weights.model import ROUTING_NAMES, Model
@@ -59,6 +61,7 @@ def card_text(model: Model, name: str, licence: str | None) -> str:
         f"# {title_of(model)}\n\n{what_it_is(model)}",
         f"## How to load it\n\n{how_to_load(model, name)}",
         f"## Test error\n\n{how_good(model)}",
+        *([f"## What its capsules do\n\n{how_healthy(model)}"] if model.recipe.network != "cnn" else []),
         f"## Intended use\n\n{intended(model)}",
         f"## Limits\n\n{limits(model)}",
         f"## Training\n\n{training(model)}",
@@ -121,6 +124,16 @@ def how_good(model: Model) -> str:
     else:
         said += " No temperature was fitted: its probabilities may be too sure."
     return said
+
+
+def how_healthy(model: Model) -> str:
+    """Return the findings of the record of health that the model keeps."""
+    kept = published(model)["about"].get("health")
+    if kept is None:
+        return "It was not measured, or its weights have changed since; `vbcaps health` measures it."
+    found = Health.from_json(kept)
+    said = "\n".join(f"- {sentence}." for sentence in findings(found))
+    return f"Measured on {found.of or f'{found.images} images'}:\n\n{said}"
 
 
 def intended(model: Model) -> str:

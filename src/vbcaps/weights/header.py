@@ -5,12 +5,15 @@ held to its type and its range first. Every error is a ``ValueError`` that names
 allowed.
 """
 
+import dataclasses
 import math
+import types
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vbcaps.data import View
+from vbcaps.health.record import Health
 from vbcaps.training.recipe import OBEYED, Recipe
 
 
@@ -47,6 +50,20 @@ def view_of_header(fields: Any, recipe: Recipe, in_channels: int) -> View:
 
 def _check(name: str, value: Any, kind: Any) -> None:
     """Raise an error unless a value from JSON is of a field's type."""
+    if isinstance(kind, types.UnionType):
+        if value is not None:
+            _check(name, value, typing.get_args(kind)[0])
+        return
+    if dataclasses.is_dataclass(kind):
+        if not isinstance(value, dict):
+            raise ValueError(f"{name} must have fields, got {shortened(value)}")
+        hints = typing.get_type_hints(kind)
+        for field in dataclasses.fields(kind):
+            if field.name in value:
+                _check(f"{name}.{field.name}", value[field.name], hints[field.name])
+            elif field.default is dataclasses.MISSING:
+                raise ValueError(f"{name} must have a field {field.name!r}, got {shortened(value)}")
+        return
     if typing.get_origin(kind) is tuple:
         if not isinstance(value, list):
             raise ValueError(f"{name} must be a list, got {shortened(value)}")
@@ -86,6 +103,10 @@ def check_about(about: Any) -> None:
     if began is not None and not (isinstance(began, dict) and isinstance(began.get("weights"), str)):
         raise ValueError(f"began_with must have a field 'weights', got {shortened(began)}")
     _check_familiar(about.get("familiar"))
+    if (health := about.get("health")) is not None:
+        _check("health", health, Health)
+        if not health["votes_by_rank"]:
+            raise ValueError("health.votes_by_rank must have a number for each class, got []")
     check_words(about)
 
 

@@ -31,6 +31,7 @@ from vbcaps.weights.transfer import class_names, transfer, view_of
 from vbcaps.weights.values import read_values
 
 if TYPE_CHECKING:
+    from vbcaps.health import Health
     from vbcaps.training.runlog import Result
     from vbcaps.weights.export import Exported
 
@@ -212,6 +213,26 @@ class Model(nn.Module):
         if self.view.low:
             return read_values(images, side_of(self.recipe), self.net.in_channels, self.recipe.axes)
         return read_pixels(images, side_of(self.recipe), self.net.in_channels, frame_of(self.view))
+
+    def health(self, images: Any, labels: Tensor | None = None, **options: Any) -> "Health":
+        """Measure what the network's capsules do: who gets the votes, how sharp routing is, what poses say.
+
+        Args:
+            images: whatever ``predict`` takes; a few hundred test images are enough.
+            labels: their classes, ``n`` of int64; without them there are no errors.
+            options: ``batch_size``, ``iterations``, ``of`` and ``progress`` of `vbcaps.health.health`.
+
+        Example:
+            >>> import vbcaps
+            >>> from vbcaps.data import load_dataset
+            >>> test = load_dataset("sample").test
+            >>> found = vbcaps.load("fashion_evidence").health(test.images[:60], test.labels[:60])
+            >>> found.most_votes > 0.9  # the answer is the class that has the most votes
+            True
+        """
+        from vbcaps.health import health
+
+        return health(self, images, labels, **options)
 
     def save(self, path: str | Path) -> Path:
         """Write a weights file, from which ``vbcaps.load(path)`` restores the same bits; return its path.
