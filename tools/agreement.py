@@ -65,7 +65,24 @@ def strong() -> Settings:
     return [("default", one) for one in (*three, *two, *five)]
 
 
-STAGES = dict(first=first, strong=strong)
+def full_size() -> Settings:
+    """Return the fast recipe of smallNORB, 30 epochs, with whole toys held out."""
+    held: dict[str, Any] = dict(epochs=30, validation=0.2, hold_out="objects")
+    stiff: dict[str, Any] = dict(nu0=1e3, psi0=0.03, temper=0.25)
+    choices: list[dict[str, Any]] = [
+        dict(activation="agreement") | stiff,
+        dict(activation="agreement"),
+        dict(activation="information"),
+        dict(activation="paper"),
+        dict(activation="agreement", weight_decay=0.1) | stiff,
+        dict(activation="agreement", learn=("Psi0",)) | stiff,
+        dict(activation="agreement", iters=1) | stiff,
+        dict(activation="information") | stiff,
+    ]
+    return [("smallnorb_fast", held | choice) for choice in choices]
+
+
+STAGES = dict(first=first, strong=strong, full_size=full_size)
 
 
 def recipe_of(name: str, fields: dict[str, Any], seed: int) -> Recipe:

@@ -135,6 +135,26 @@ def evidence(scale: str) -> Settings:
     return [(f"fashion_{scale}", held | choice) for choice in choices]
 
 
+def matters(scale: str) -> Settings:
+    """Does routing matter? VB with one iteration, which is uniform, then VB, EM and Dynamic routing, and the CNN.
+
+    VB's routed rows are the soft assignment with a stiff prior, and Algorithm 1 with the default prior. All have the
+    activation that rises with agreement. With --seeds 5 the rows are paired by seed.
+    """
+    vb = dict(activation="agreement")
+    stiff = dict(alpha0=1.0, nu0=1000.0, psi0=0.03, temper=0.25)
+    kinds: list[tuple[str, dict[str, Any]]] = [
+        ("", dict(iters=3) | vb | stiff),
+        ("", dict(iters=1) | vb | stiff),
+        ("_cnn", {}),
+        ("_em", dict(iters=3)),
+        ("", dict(iters=3) | vb),
+        ("_dynamic", dict(iters=3)),
+    ]
+    datasets = "overlap", "smallnorb", "fashion", "overlap_fashion"
+    return [(f"{dataset}{kind}_{scale}", dict(fields)) for kind, fields in kinds for dataset in datasets]
+
+
 def shorter(scale: str) -> dict[str, Any]:
     """Return the fields of a laptop's comparison with many runs: one epoch."""
     return dict(epochs=1) if scale == "laptop" else {}
@@ -142,7 +162,7 @@ def shorter(scale: str) -> dict[str, Any]:
 
 SERIES: dict[str, Callable[[str], Settings]] = dict(
     curves=curves, priors=priors, iterations=iterations, votes=votes,
-    uncertainty=uncertainty, evidence=evidence,
+    uncertainty=uncertainty, evidence=evidence, matters=matters,
 )  # fmt: skip
 
 
