@@ -75,7 +75,7 @@ def health_of(name: str, about: dict[str, Any]) -> dict[str, Any]:
         row = row_of(about["health"])
     else:
         row = next((one for one in rows_of(HEALTH) if one["network"] == name), dict[str, Any]())
-    known = {measure: float(row[measure]) for measure in MEASURES if row.get(measure) not in ("", None)}
+    known = {measure: json.loads(str(row[measure])) for measure in MEASURES if row.get(measure) not in ("", None)}
     return dict(health=known) if known else {}
 
 
