@@ -95,12 +95,13 @@ def cells_of(row: dict[str, str]) -> list[str]:
     def number(name: str, digits: int) -> str:
         return f"{float(row[name]):.{digits}f}" if row[name] else ""
 
+    uniform = f"{share('uniform_error')} ({share('uniform_as_trained')})" if row["uniform_error"] else ""
     rule = {"released": "released", "paper": "printed"}.get(row["activation"], row["activation"] or row["routing"])
     return [
         f"`{row['network']}`", rule, share("most_votes"), share("fewest_votes"), share("tightest"),
         f"{number('moving', 1)} ({number('moving_others', 1)})", number("parts", 2), share("class_caps.sharpness"),
         share("class_caps.information_share"), share("same_10"),
-        f"{share('uniform_error')} ({share('uniform_as_trained')})",
+        uniform,
     ]  # fmt: skip
 
 

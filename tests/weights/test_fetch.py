@@ -164,6 +164,19 @@ def test_the_command_line_lists_fetches_and_finds(server, cached, capsys):
     assert "fashion-mnist" in said
     assert "10.00%" in said
     assert "cached" in said
+    assert "98%" not in said
+
+
+def test_the_list_has_the_health_that_is_known(package, capsys):
+    facts = DATA | dict(health=dict(most_votes=0.98))
+    (package / "published.json").write_text(json.dumps({"far": facts, "cnn": DATA}))
+    with pytest.raises(SystemExit):
+        app(["weights", "list"], prog_name="vbcaps")
+    lines = capsys.readouterr().out.splitlines()
+    assert next(line for line in lines if line.startswith("far")).endswith("98%")
+    assert next(line for line in lines if line.startswith("cnn")).endswith("-")
+    assert vbcaps.list_models(details=True)["far"].health == dict(most_votes=0.98)
+    assert vbcaps.list_models(details=True)["cnn"].health is None
 
 
 def test_the_list_is_that_of_the_files_of_this_checkout(monkeypatch):

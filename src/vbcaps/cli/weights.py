@@ -29,16 +29,22 @@ def clear_errors() -> Iterator[None]:
 
 @weights_app.command("list", cls=Command)
 def list_weights() -> None:
-    """List the trained networks: their data, test errors and sizes, and where their files are."""
+    """List the trained networks: their data, test errors and sizes, what their capsules do, and where the files are."""
     with clear_errors():
         from vbcaps.weights import find
 
-        rows = table("network", "dataset", "where", numbers=("test error", "MB"))
+        rows = table("network", "dataset", "where", numbers=("test error", "MB", "most votes"), spare=["most votes"])
         for name, fields in find.published().items():
             found = find.present(name)
             where = "to be fetched" if found is None else found[1].title
-            rows.add_row(name, fields.dataset, where, percent(fields.test_error), f"{fields.size / 1e6:.2f}")
-        say(rows, f"what is fetched goes to {find.cache_folder()}")
+            most = (fields.health or {}).get("most_votes")
+            votes = "-" if most is None else f"{100 * most:.0f}%"
+            rows.add_row(name, fields.dataset, where, percent(fields.test_error), f"{fields.size / 1e6:.2f}", votes)
+        say(
+            rows,
+            "most votes: the share of answers whose class has the most votes; `vbcaps health NAME` says more",
+            f"what is fetched goes to {find.cache_folder()}",
+        )
 
 
 @weights_app.command("fetch", cls=Command)

@@ -29,7 +29,7 @@ def overview(found: Health, name: str, path: str | Path) -> Path:
     path = check_format(Path(path))
     figure = new_figure(10.0, 3.9)
     votes, layers, iterations = figure.subplots(1, 3)
-    title = textwrap.shorten(f"{name}: {findings(found)[0]}", 110, placeholder=" ...")
+    title = textwrap.fill(f"{name}: {findings(found)[0]}", 120)
     figure.suptitle(title, fontsize=11, x=0.01, ha="left", parse_math=False)
     draw_votes(votes, found)
     draw_layers(layers, found)
@@ -42,9 +42,9 @@ def draw_votes(axes: "Axes", found: Health) -> None:
     shares = [100 * one for one in found.votes_by_rank[:RANKS]]
     ranks = range(1, len(shares) + 1)
     axes.bar(ranks, shares, color=[BLUE, *[PALE] * (len(shares) - 1)], edgecolor=GREY, linewidth=0.6)
-    axes.axhline(100 / len(found.votes_by_rank), color=ORANGE, ls="--", lw=1.2)
-    axes.annotate("even", (len(shares) + 0.5, 100 / len(found.votes_by_rank)), (0, 3), textcoords="offset points",
-                  ha="right", color=ORANGE, fontsize=9)  # fmt: skip
+    axes.axhline(100 / len(found.votes_by_rank), color=ORANGE, ls="--", lw=1.4, label="an even share")
+    axes.set_ylim(0, 1.2 * max(shares))
+    axes.legend(frameon=False, loc="upper right", fontsize=9)
     axes.set_xticks(ranks)
     label_axes(axes, "votes of each class", "place in the ranking (1: the answer)", "% of votes")
 
@@ -59,7 +59,8 @@ def draw_layers(axes: "Axes", found: Health) -> None:
     axes.bar(places, alike, bottom=of_image, color=PALE, edgecolor=GREY, linewidth=0.6, hatch="///",
              label="alike in every image")  # fmt: skip
     axes.set_xticks(places, [one.name for one in routed])
-    axes.set_ylim(0, 100)
+    axes.set_ylim(0, 125)  # with room for the legend
+    axes.set_yticks(range(0, 101, 20))
     for place, one in zip(places, routed, strict=True):
         sharpness = 100 * (one.sharpness or 0.0)
         axes.annotate(f"{sharpness:.0f}" if sharpness >= 10 else f"{sharpness:.1f}", (place, sharpness), (0, 2),

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, overload
 
 from vbcaps.training.files import RunError
 from vbcaps.training.recipe import nearest
@@ -22,12 +22,22 @@ FOLDER = Path(__file__).parent
 
 
 class Published(NamedTuple):
-    """What is known of a network without its file."""
+    """What is known of a network without its file.
+
+    Args:
+        size: bytes of the file.
+        sha256: of the file.
+        dataset: the name of the dataset that it was trained on.
+        test_error: the share of wrong answers on its test images.
+        health: the main measures of what its capsules do, by their names in the row of `vbcaps.health.Health`; None for
+            a CNN, and where nobody measured it.
+    """
 
     size: int
     sha256: str
     dataset: str
     test_error: float
+    health: dict[str, float | None] | None = None
 
 
 class Place(NamedTuple):
@@ -47,14 +57,30 @@ def published() -> dict[str, Published]:
     return {name: Published(**fields) for name, fields in listed.items()}
 
 
-def list_models() -> list[str]:
+@overload
+def list_models(*, details: Literal[False] = False) -> list[str]: ...
+
+
+@overload
+def list_models(*, details: Literal[True]) -> dict[str, Published]: ...
+
+
+def list_models(*, details: bool = False) -> list[str] | dict[str, Published]:
     """Return the names of the trained networks, for ``vbcaps.load``, which fetches those that are not here yet.
+
+    Args:
+        details: return a dict from each name to what is known of the network without its file: ``dataset``,
+            ``test_error``, ``size`` and ``health``, the main measures of what its capsules do.
 
     Example:
         >>> import vbcaps
         >>> "smallnorb" in vbcaps.list_models()
         True
+        >>> vbcaps.list_models(details=True)["fashion_evidence"].health["most_votes"] > 0.9
+        True
     """
+    if details:
+        return published()
     return sorted({*(path.stem for path in FOLDER.glob("*.safetensors")), *published()})
 
 
