@@ -19,6 +19,7 @@ from vbcaps.inference import evaluating, exact_convolutions
 from vbcaps.layers import Capsules
 from vbcaps.routing import ROUTINGS, Mixture, Posterior
 from vbcaps.routing.vb import expected_logdet
+from vbcaps.training.measures import wrong
 from vbcaps.uncertainty.metrics import check_labels
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def health(
             evaluation mode.
         images: for a `Model` anything that ``model.predict`` takes; else the network's input. A few hundred test images
             are enough, in any order.
-        labels: their classes, ``n`` of int64. Without them there are no errors, and gradients are those of the answers.
+        labels: their classes, ``n`` of int64, or those of their k objects, ``n k``. Without them there are no errors, and gradients are those of the answers.
         batch_size: how many images the network sees at a time.
         iterations: the numbers of iterations to answer with; that of the network is always among them.
         of: what images these are, in words, which the record keeps.
@@ -68,7 +69,7 @@ def health(
     if len(x) < 1:
         raise ValueError("health is measured on images, got none")
     if labels is not None:
-        check_labels(labels, stack.classes.num_classes)
+        check_labels(labels.flatten(), stack.classes.num_classes)
         if len(labels) != len(x):
             raise ValueError(f"there are {len(x)} images and {len(labels)} labels")
     # Gradients need ordinary tensors, also where the caller is in inference mode.
@@ -115,7 +116,7 @@ def _measured(
     progress("other numbers of iterations")
     after = at_iterations(stack, x, labels, answers, batches, iterations)
     progress("uniform routing")
-    even = uniform(stack, x, labels, answers, first, batch_size)
+    even = uniform(stack, x, labels, seen.logits, first, batch_size)
     progress("moves")
     followed = follow(stack, x, answers, first, batches)
     routing = stack.classes.routing
@@ -125,7 +126,7 @@ def _measured(
         routing=names.get(type(routing), type(routing).__name__),
         activation=getattr(routing, "activation", None),
         iters=iterations_of(stack),
-        error=_error(answers, labels),
+        error=_error(seen.logits, labels),
         most_votes=_share(most(seen.votes, answers)),
         fewest_votes=_share(most(-seen.votes, answers)),
         tightest=None if seen.tightness is None else _share(most(seen.tightness, answers)),
@@ -237,9 +238,9 @@ def most(score: Tensor, answers: Tensor) -> Tensor:
     return own - best > TIE * score.abs().amax(1)
 
 
-def answers_of(stack: Stack, x: Tensor, batch_size: int) -> Tensor:
-    """Return the answers of the network as it is, ``n``."""
-    return torch.cat([stack(part).logits.argmax(1) for part in x.split(batch_size)])
+def logits_of(stack: Stack, x: Tensor, batch_size: int) -> Tensor:
+    """Return the class logits of the network as it is, ``n j``."""
+    return torch.cat([stack(part).logits for part in x.split(batch_size)])
 
 
 def at_iterations(
@@ -259,13 +260,13 @@ def at_iterations(
         if iters < 1:
             raise ValueError(f"iterations must be at least 1, got {iters}")
         with with_iterations(stack, iters):
-            new = torch.cat([stack(x[batch]).logits.argmax(1) for batch in batches])
-        found.append(AtIterations(iters, _error(new, labels), _share(new == answers)))
+            new = torch.cat([stack(x[batch]).logits for batch in batches])
+        found.append(AtIterations(iters, _error(new, labels), _share(new.argmax(1) == answers)))
     return tuple(found)
 
 
 def uniform(
-    stack: Stack, x: Tensor, labels: Tensor | None, answers: Tensor, first: Tensor, batch_size: int
+    stack: Stack, x: Tensor, labels: Tensor | None, logits: Tensor, first: Tensor, batch_size: int
 ) -> Uniform | None:
     """Return what the network answers with one iteration, whose responsibilities are uniform.
 
@@ -274,9 +275,9 @@ def uniform(
     if iterations_of(stack) is None or int(first.sum()) < 2:
         return None
     with with_iterations(stack, 1), normed_anew(stack, x[first]):
-        new = answers_of(stack, x[~first], batch_size)
-    own, truth = answers[~first], None if labels is None else labels[~first]
-    return Uniform(len(new), _error(new, truth), _error(own, truth), _share(new == own))
+        new = logits_of(stack, x[~first], batch_size)
+    own, truth = logits[~first], None if labels is None else labels[~first]
+    return Uniform(len(new), _error(new, truth), _error(own, truth), _share(new.argmax(1) == own.argmax(1)))
 
 
 def follow(stack: Stack, x: Tensor, answers: Tensor, first: Tensor, batches: list[Tensor]) -> Moves:
@@ -301,8 +302,8 @@ def follow(stack: Stack, x: Tensor, answers: Tensor, first: Tensor, batches: lis
     return Moves(*found)
 
 
-def _error(answers: Tensor, labels: Tensor | None) -> float | None:
-    return None if labels is None else _share(answers != labels)
+def _error(logits: Tensor, labels: Tensor | None) -> float | None:
+    return None if labels is None else _share(wrong(logits, labels))
 
 
 def _share(which: Tensor) -> float:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vbcaps.health.network import Stack
 from vbcaps.layers import Capsules
+from vbcaps.losses import binary_cross_entropy
 
 OFF = 0.05  # a type is never on if its activation stays below this
 ON = 0.95  # and always on if it stays above this
@@ -41,7 +42,8 @@ class Range(NamedTuple):
 def largest_gradients(stack: Stack, x: Tensor, labels: Tensor) -> list[Tensor]:
     """Return the largest gradient that each type has in a batch, ``j`` for each layer, the primary capsules first.
 
-    It is the size of the derivative of an image's cross entropy by the logit of one capsule, over images and positions.
+    It is the size of the derivative of an image's loss, the cross entropy of its class or of its k objects, by the
+    logit of one capsule, over images and positions.
     """
     first = stack.begin(x)
     with torch.enable_grad():
@@ -51,7 +53,10 @@ def largest_gradients(stack: Stack, x: Tensor, labels: Tensor) -> list[Tensor]:
             caps = layer(caps, posterior=False)
             activations.append(caps.activations)
         activations[-1] = caps.logits
-        loss = F.cross_entropy(caps.logits, labels, reduction="sum")
+        if labels.ndim == 1:
+            loss = F.cross_entropy(caps.logits, labels, reduction="sum")
+        else:
+            loss = len(labels) * binary_cross_entropy(caps.logits, labels)
         found = list(torch.autograd.grad(loss, activations))
     for k, a in enumerate(activations[:-1]):
         found[k] = found[k] * a.detach() * (1 - a.detach())  # by the logit, whose sigmoid is a
