@@ -96,6 +96,8 @@ def norm_work(types: int) -> Callable[[], object]:
 VB = dict(prior=Prior(precision="wishart", learn="all"), through="last")
 ROUTINGS: dict[str, dict[str, Any]] = {
     "vb": dict(routing="vb"),
+    "vb information": dict(routing="vb", routing_options=dict(activation="information", temper=0.25)),
+    "vb released": dict(routing="vb", routing_options=dict(activation="released")),
     "vb paper": dict(routing="vb", routing_options=dict(activation="paper")),
     "vb wishart learned last": dict(routing="vb", routing_options=VB),
     "em": dict(routing="em"),

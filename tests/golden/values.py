@@ -62,7 +62,8 @@ def losses(routing: str, backend: str) -> Tensor:
     for k in range(3):
         x[label == k, :, 6 * k : 6 * k + 6] += 1
     torch.manual_seed(5)
-    net = CapsNet((8, 4, 4, 4), 2, 3, 20, routing, logit_scale=True, backend=backend)
+    options = dict(activation="released") if routing == "vb" else {}
+    net = CapsNet((8, 4, 4, 4), 2, 3, 20, routing, routing_options=options, logit_scale=True, backend=backend)
     optimiser = torch.optim.Adam(net.parameters(), 3e-3)
     found = []
     for _ in range(20):

@@ -48,7 +48,8 @@ def health(
             evaluation mode.
         images: for a `Model` anything that ``model.predict`` takes; else the network's input. A few hundred test images
             are enough, in any order.
-        labels: their classes, ``n`` of int64, or those of their k objects, ``n k``. Without them there are no errors, and gradients are those of the answers.
+        labels: their classes, ``n`` of int64, or those of their k objects, ``n k``. Without them there are no errors,
+            and gradients are those of the answers.
         batch_size: how many images the network sees at a time.
         iterations: the numbers of iterations to answer with; that of the network is always among them.
         of: what images these are, in words, which the record keeps.
