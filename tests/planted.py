@@ -25,7 +25,7 @@ RECORD: dict[str, Any] = dict(
         dict(iters=1, error=0.7, same=0.25), dict(iters=2, error=0.08, same=1.0), dict(iters=10, error=0.09, same=0.97),
     ],
     uniform=dict(images=150, error=0.5, as_trained=0.09, same=0.5),
-    moves=dict(shift=0.45, shift_others=0.33, angle=0.7, angle_others=0.01), of="300 made-up images",
+    moves=dict(shift=0.45, shift_others=0.33, angle=0.7, angle_others=0.01), of="300 made-up images", objects=1,
 )  # fmt: skip
 
 

@@ -759,7 +759,7 @@ def test_own_images_are_tried_as_they_come(few):
 def test_a_network_that_knows_its_images_by_heart_is_told_of():
     result = SimpleNamespace(
         seed=0, test=None, familiar=None, validation=0.4, best_epoch=3, train_error=0.0, recipe=RECIPES["default"](),
-        weights=Path("w"), folder=Path("run"), epochs=4, seconds=1.0, parameters=7,
+        weights=Path("w"), folder=Path("run"), epochs=4, seconds=1.0, parameters=7, health=None,
     )  # fmt: skip
     result.recipe = dataclasses.replace(result.recipe, brightness=0.3, flip=False)
     for train_error, told in ((0.0, True), (0.3, False), (0.19, True)):

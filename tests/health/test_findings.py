@@ -37,10 +37,12 @@ def test_a_healthy_record():
         (dict(most_votes=0.6), "most votes for 60% of images: votes decide it only in part"),
         (
             dict(most_votes=0.01, fewest_votes=0.87),
-            "Routing is inverted: the answer is the class with the fewest votes for 87% of images, and that with the "
-            "most for 1%",
+            "Routing is inverted: the answer is the class with the fewest votes for 87% of images, and with the most "
+            "for 1%",
         ),
         (dict(most_votes=0.0, votes_by_rank=(1 / 3,) * 3), "All classes have equally many votes"),
+        (dict(objects=2), "The 2 answers are the classes with the most votes for 98% of images: routing by agreement"),
+        (dict(objects=2), "The classes of the 2 answers have the tightest posteriors for 97% of images"),
         (dict(parts=0.99), "take the same parts of the image"),
         (dict(moving=0.4, moving_others=0.0), "Poses are dead: 0.4 of 16"),
         (dict(moving=2.0, moving_others=0.0), "Poses are dead but for the added coordinates: 2.0 of 16"),

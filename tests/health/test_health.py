@@ -149,6 +149,20 @@ def test_uniform_routing_is_that_of_a_copy_with_one_iteration_and_its_own_statis
     assert found.as_trained == pytest.approx(float((own != LABELS[~first]).double().mean()))
 
 
+def test_several_objects_in_an_image():
+    net, x = planted.healthy(), planted.images()
+    with torch.no_grad():
+        order = net(x).logits.argsort(1, descending=True)
+    found = health(net, x, order[:, [1, 0]])
+    assert (found.objects, found.error, found.most_votes, found.fewest_votes) == (2, 0, 1, 0)
+    assert found.at_iterations[0].error == pytest.approx(1 - found.at_iterations[0].same)
+    assert health(net, x, order[:, [0, 2]]).error == health(net, x, order[:, [1, 2]]).error == 1
+    one, same = (health(net, x, labels) for labels in (order[:, 0], order[:, :1]))
+    assert one == same
+    assert one.objects == 1
+    assert health(planted.inverted(), x, order[:, :2]).fewest_votes == 1
+
+
 def test_the_order_of_images_decides_nothing_but_the_halves():
     net, x = planted.healthy(), planted.images()
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(3))

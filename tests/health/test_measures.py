@@ -154,7 +154,8 @@ def test_correlations_are_numpys():
 
 def test_most_is_above_all_others_and_a_tie_is_not():
     score = torch.tensor([[3.0, 1, 2], [3, 3, 1], [3, 3 - 1e-6, 1], [1, 3, 2], [-1, -3, -2]])
-    assert most(score, torch.zeros(5, dtype=torch.int64)).tolist() == [True, False, False, False, True]
+    assert most(score, torch.zeros(5, 1, dtype=torch.int64)).tolist() == [True, False, False, False, True]
+    assert most(score, torch.tensor([[0, 2]]).expand(5, 2)).tolist() == [True, False, False, False, True]
 
 
 def test_moving_counts_entries_of_one_answer():
@@ -234,9 +235,10 @@ def test_a_pose_that_is_the_move_is_read_and_a_pose_that_hardly_moves_is_not():
 def test_largest_gradients_are_those_by_the_logits(routing):
     net = planted.network(routing=routing, backend="reference", routing_options=dict(iters=2)).double()
     x, labels = planted.images(3).double(), torch.tensor([0, 2, 1])
+    pairs = torch.tensor([[0, 1], [2, 0], [1, 3]])
     stack = stack_of(net)
     with torch.no_grad():
-        got = largest_gradients(stack, x, labels)
+        got, of_pairs = (largest_gradients(stack, x, one) for one in (labels[:, None], pairs))
         caps = stack.begin(x)
     for depth in range(4):  # the derivative by the logits of one layer
         layers = list(stack.layers.values())
@@ -249,8 +251,14 @@ def test_largest_gradients_are_those_by_the_logits(routing):
         for layer in layers[depth:]:
             above = layer(above)
         scores = logit if depth == 3 else above.logits
-        F.cross_entropy(scores, labels, reduction="sum").backward()
-        torch.testing.assert_close(got[depth], logit.grad.abs().flatten(0, -2).amax(0))
+        there = F.one_hot(pairs, 4).sum(1).double()
+        losses = (
+            F.cross_entropy(scores, labels, reduction="sum"),
+            F.binary_cross_entropy_with_logits(scores, there, reduction="sum"),
+        )
+        for loss, found in zip(losses, (got, of_pairs), strict=True):
+            (gradient,) = torch.autograd.grad(loss, logit, retain_graph=True)
+            torch.testing.assert_close(found[depth], gradient.abs().flatten(0, -2).amax(0))
 
 
 def test_untaught_types_have_a_hundredth_of_the_largest_gradient():

@@ -9,6 +9,7 @@ import tiny
 import torch
 
 import vbcaps
+from vbcaps.cli import report
 from vbcaps.data import Dataset
 from vbcaps.health import Health
 from vbcaps.health.findings import findings
@@ -40,6 +41,13 @@ def test_the_record_is_in_the_result_in_the_weights_and_in_the_card(tmp_path):
     with torch.no_grad():
         again.net.class_caps.weight.mul_(2)
     assert "It was not measured, or its weights have changed since" in card_text(again, "me/mine", None)
+
+
+def test_training_says_the_first_finding(tmp_path):
+    model = fit(tiny.recipe(epochs=1), tmp_path / "run", device="cpu")
+    with report.console.capture() as captured:
+        report.say_results([model.result])
+    assert f"{findings(model.result.health)[0]}; `vbcaps health` says more" in captured.get()
 
 
 def test_held_out_images_come_first(tmp_path):

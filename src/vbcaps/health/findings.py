@@ -33,15 +33,16 @@ def share(value: float) -> str:
 
 def of_votes(found: Health) -> list[str]:
     """Say whether votes decide the answer."""
+    who = "the answer is the class" if found.objects == 1 else f"the {found.objects} answers are the classes"
     most, fewest, even = found.most_votes, found.fewest_votes, 1 / len(found.votes_by_rank)
     if most == fewest == 0 and abs(found.votes_by_rank[0] - even) < 1e-3 * even:
         return ["all classes have equally many votes, so votes do not decide the answer"]
     if found.inverted:
         return [
-            f"routing is inverted: the answer is the class with the fewest votes for {share(fewest)} of images, and "
-            f"that with the most for {share(most)}"
+            f"routing is inverted: {who} with the fewest votes for {share(fewest)} of images, and with the most for "
+            f"{share(most)}"
         ]
-    said = f"the answer is the class with the most votes for {share(most)} of images"
+    said = f"{who} with the most votes for {share(most)} of images"
     return [f"{said}: routing by agreement" if most >= AGREES else f"{said}: votes decide it only in part"]
 
 
@@ -49,7 +50,10 @@ def of_posterior(found: Health) -> list[str]:
     """Say whether the answer has the tightest posterior."""
     if found.tightest is None:
         return []
-    return [f"the class of the answer has the tightest posterior for {share(found.tightest)} of images"]
+    who = "the class of the answer has the tightest posterior"
+    if found.objects > 1:
+        who = f"the classes of the {found.objects} answers have the tightest posteriors"
+    return [f"{who} for {share(found.tightest)} of images"]
 
 
 def of_routing(found: Health) -> list[str]:

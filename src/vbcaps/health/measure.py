@@ -19,7 +19,6 @@ from vbcaps.inference import evaluating, exact_convolutions
 from vbcaps.layers import Capsules
 from vbcaps.routing import ROUTINGS, Mixture, Posterior
 from vbcaps.routing.vb import expected_logdet
-from vbcaps.training.measures import wrong
 from vbcaps.uncertainty.metrics import check_labels
 
 if TYPE_CHECKING:
@@ -48,7 +47,8 @@ def health(
             evaluation mode.
         images: for a `Model` anything that ``model.predict`` takes; else the network's input. A few hundred test images
             are enough, in any order.
-        labels: their classes, ``n`` of int64, or those of their k objects, ``n k``. Without them there are no errors,
+        labels: their classes, ``n`` of int64; or the classes of the k objects in each image, ``n k``: then the k
+            highest classes are the answer, which is wrong unless they are these. Without labels there are no errors,
             and gradients are those of the answers.
         batch_size: how many images the network sees at a time.
         iterations: the numbers of iterations to answer with; that of the network is always among them.
@@ -70,9 +70,10 @@ def health(
     if len(x) < 1:
         raise ValueError("health is measured on images, got none")
     if labels is not None:
-        check_labels(labels.flatten(), stack.classes.num_classes)
+        check_labels(labels, stack.classes.num_classes)
         if len(labels) != len(x):
             raise ValueError(f"there are {len(x)} images and {len(labels)} labels")
+        labels = labels.reshape(len(x), -1)  # n k
     # Gradients need ordinary tensors, also where the caller is in inference mode.
     with torch.inference_mode(False), torch.no_grad(), evaluating(net), exact_convolutions():
         x, labels = x.clone(), None if labels is None else labels.to(x.device, copy=True)
@@ -107,27 +108,29 @@ def _measured(
     for batch in batches:
         sums.add(x[batch], None if labels is None else labels[batch])
     seen = sums.seen()
-    answers = seen.logits.argmax(1)
+    objects = 1 if labels is None else labels.shape[1]
+    answers, winner = highest(seen.logits, objects), seen.logits.argmax(1)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(SEED)).to(x.device)
     first = order < len(x) // 2  # a random half
     rows = torch.arange(len(x), device=x.device)
-    moves = moving(seen.poses[rows, answers], answers)
+    moves = moving(seen.poses[rows, winner], winner)
     rank = seen.logits.argsort(1, descending=True)
     shares = seen.votes / seen.votes.sum(1, keepdim=True).clamp_min(torch.finfo(seen.votes.dtype).tiny)
     progress("other numbers of iterations")
     after = at_iterations(stack, x, labels, answers, batches, iterations)
     progress("uniform routing")
-    even = uniform(stack, x, labels, seen.logits, first, batch_size)
+    even = uniform(stack, x, labels, answers, first, batch_size)
     progress("moves")
-    followed = follow(stack, x, answers, first, batches)
+    followed = follow(stack, x, winner, first, batches)
     routing = stack.classes.routing
     names = {kind: name for name, kind in ROUTINGS.items()}
     return Health(
         images=len(x),
+        objects=objects,
         routing=names.get(type(routing), type(routing).__name__),
         activation=getattr(routing, "activation", None),
         iters=iterations_of(stack),
-        error=_error(seen.logits, labels),
+        error=_error(answers, labels),
         most_votes=_share(most(seen.votes, answers)),
         fewest_votes=_share(most(-seen.votes, answers)),
         tightest=None if seen.tightness is None else _share(most(seen.tightness, answers)),
@@ -185,7 +188,7 @@ class Sums:
         ranges = [Range.of(caps) for caps in (primary, *(one.parents for one in routed))]
         self.ranges = [a.joined(b) for a, b in zip(self.ranges, ranges, strict=True)] if self.ranges else ranges
         self.batches.append(seen_in(routed))
-        labels = self.batches[-1].logits.argmax(1) if labels is None else labels
+        labels = highest(self.batches[-1].logits, 1) if labels is None else labels
         largest = largest_gradients(self.stack, x, labels)
         before = self.gradients or largest
         self.gradients = [torch.maximum(a, b) for a, b in zip(before, largest, strict=True)]
@@ -233,15 +236,20 @@ def tightness(classes: Routed) -> Tensor | None:
 
 
 def most(score: Tensor, answers: Tensor) -> Tensor:
-    """Return whether the answer's score is above that of every other class, ``n``; a tie is none. Scores ``n j``."""
-    own = score.gather(1, answers[:, None])[:, 0]
-    best = score.scatter(1, answers[:, None], -torch.inf).amax(1)
+    """Return whether the scores of the answers are above that of every other class, ``n``; a tie is none.
+
+    Args:
+        score: of each class, ``n j``.
+        answers: classes, ``n k``.
+    """
+    own = score.gather(1, answers).amin(1)
+    best = score.scatter(1, answers, -torch.inf).amax(1)
     return own - best > TIE * score.abs().amax(1)
 
 
-def logits_of(stack: Stack, x: Tensor, batch_size: int) -> Tensor:
-    """Return the class logits of the network as it is, ``n j``."""
-    return torch.cat([stack(part).logits for part in x.split(batch_size)])
+def highest(logits: Tensor, objects: int) -> Tensor:
+    """Return the classes with the highest logits, ``n k``, in the order of their numbers."""
+    return logits.topk(objects).indices.sort(1).values
 
 
 def at_iterations(
@@ -261,13 +269,13 @@ def at_iterations(
         if iters < 1:
             raise ValueError(f"iterations must be at least 1, got {iters}")
         with with_iterations(stack, iters):
-            new = torch.cat([stack(x[batch]).logits for batch in batches])
-        found.append(AtIterations(iters, _error(new, labels), _share(new.argmax(1) == answers)))
+            new = torch.cat([highest(stack(x[batch]).logits, answers.shape[1]) for batch in batches])
+        found.append(AtIterations(iters, _error(new, labels), _share((new == answers).all(1))))
     return tuple(found)
 
 
 def uniform(
-    stack: Stack, x: Tensor, labels: Tensor | None, logits: Tensor, first: Tensor, batch_size: int
+    stack: Stack, x: Tensor, labels: Tensor | None, answers: Tensor, first: Tensor, batch_size: int
 ) -> Uniform | None:
     """Return what the network answers with one iteration, whose responsibilities are uniform.
 
@@ -276,12 +284,12 @@ def uniform(
     if iterations_of(stack) is None or int(first.sum()) < 2:
         return None
     with with_iterations(stack, 1), normed_anew(stack, x[first]):
-        new = logits_of(stack, x[~first], batch_size)
-    own, truth = logits[~first], None if labels is None else labels[~first]
-    return Uniform(len(new), _error(new, truth), _error(own, truth), _share(new.argmax(1) == own.argmax(1)))
+        new = torch.cat([highest(stack(part).logits, answers.shape[1]) for part in x[~first].split(batch_size)])
+    own, truth = answers[~first], None if labels is None else labels[~first]
+    return Uniform(len(new), _error(new, truth), _error(own, truth), _share((new == own).all(1)))
 
 
-def follow(stack: Stack, x: Tensor, answers: Tensor, first: Tensor, batches: list[Tensor]) -> Moves:
+def follow(stack: Stack, x: Tensor, winner: Tensor, first: Tensor, batches: list[Tensor]) -> Moves:
     """Return how well a linear readout of poses tells shifts and rotations of the images."""
     draws = torch.rand(3, len(x), COPIES // 2, generator=torch.Generator().manual_seed(SEED), dtype=torch.float64)
     draws = (2 * torch.cat([draws, 1 - draws], 2) - 1).to(x.device)  # the moves of each image add up to none
@@ -296,15 +304,15 @@ def follow(stack: Stack, x: Tensor, answers: Tensor, first: Tensor, batches: lis
             of_batch = []
             for batch in batches:
                 out = stack(moved(x[batch], shift[batch, k], angle[batch, k, 0]))
-                of_batch.append(out.poses[torch.arange(len(batch), device=x.device), answers[batch]].flatten(1))
+                of_batch.append(out.poses[torch.arange(len(batch), device=x.device), winner[batch]].flatten(1))
             copies.append(torch.cat(of_batch))
         poses = torch.stack(copies, 1)  # n k d
-        found += [readout(p, told, answers, first) for p in (poses, poses[..., others(poses.shape[-1])])]
+        found += [readout(p, told, winner, first) for p in (poses, poses[..., others(poses.shape[-1])])]
     return Moves(*found)
 
 
-def _error(logits: Tensor, labels: Tensor | None) -> float | None:
-    return None if labels is None else _share(wrong(logits, labels))
+def _error(answers: Tensor, labels: Tensor | None) -> float | None:
+    return None if labels is None else _share((answers != labels.sort(1).values).any(1))
 
 
 def _share(which: Tensor) -> float:

@@ -112,6 +112,8 @@ class Health:
         uniform: answers with uniform responsibilities; None where there are too few images.
         moves: how poses follow a known move of the image.
         of: what images these are, in words, as "test images of MNIST"; "" where nobody said it.
+        objects: how many objects an image has. The answer is as many classes, which must together be right, have the
+            most votes, or the tightest posteriors.
     """
 
     images: int
@@ -134,6 +136,7 @@ class Health:
     uniform: Uniform | None
     moves: Moves
     of: str = ""
+    objects: int = 1
 
     @property
     def inverted(self) -> bool:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from vbcaps.health.network import Stack
 from vbcaps.layers import Capsules
-from vbcaps.losses import binary_cross_entropy
 
 OFF = 0.05  # a type is never on if its activation stays below this
 ON = 0.95  # and always on if it stays above this
@@ -42,8 +41,8 @@ class Range(NamedTuple):
 def largest_gradients(stack: Stack, x: Tensor, labels: Tensor) -> list[Tensor]:
     """Return the largest gradient that each type has in a batch, ``j`` for each layer, the primary capsules first.
 
-    It is the size of the derivative of an image's loss, the cross entropy of its class or of its k objects, by the
-    logit of one capsule, over images and positions.
+    It is the size of the derivative of an image's cross entropy by the logit of one capsule, over images and positions;
+    of the binary cross entropy where an image has several objects. Labels are ``n k``.
     """
     first = stack.begin(x)
     with torch.enable_grad():
@@ -53,10 +52,11 @@ def largest_gradients(stack: Stack, x: Tensor, labels: Tensor) -> list[Tensor]:
             caps = layer(caps, posterior=False)
             activations.append(caps.activations)
         activations[-1] = caps.logits
-        if labels.ndim == 1:
-            loss = F.cross_entropy(caps.logits, labels, reduction="sum")
+        if labels.shape[1] == 1:
+            loss = F.cross_entropy(caps.logits, labels[:, 0], reduction="sum")
         else:
-            loss = len(labels) * binary_cross_entropy(caps.logits, labels)
+            there = torch.zeros_like(caps.logits).scatter(1, labels, 1)
+            loss = F.binary_cross_entropy_with_logits(caps.logits, there, reduction="sum")
         found = list(torch.autograd.grad(loss, activations))
     for k, a in enumerate(activations[:-1]):
         found[k] = found[k] * a.detach() * (1 - a.detach())  # by the logit, whose sigmoid is a
