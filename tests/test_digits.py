@@ -15,9 +15,8 @@ STEPS = (20, 44, 100)
 
 
 @pytest.fixture(autouse=True)
-def _kernels(monkeypatch):
+def _kernels():
     """The C++ kernels, with one thread."""
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

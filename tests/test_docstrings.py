@@ -32,8 +32,7 @@ def _seed():
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_examples_run(name, monkeypatch):
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+def test_examples_run(name):
     result = doctest.testmod(
         import_module(f"vbcaps.{name}"), optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
     )

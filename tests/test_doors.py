@@ -38,9 +38,7 @@ def assert_like_torch(net: torch.nn.Module, x: torch.Tensor, *outputs: torch.Ten
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("backend", ["reference", "plain", "cpu", "triton", "auto"])
 @pytest.mark.parametrize("routing", sorted(ROUTINGS))
-def test_no_images_through_a_network(routing, backend, training, monkeypatch):
-    if backend == "cpu":  # else "auto" takes the launchers of Triton, in its interpreter
-        monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+def test_no_images_through_a_network(routing, backend, training):
     net = CapsNet(**TINY, routing=routing, backend=backend).train(training)
     before = {name: x.clone() for name, x in net.state_dict().items() if "batches" not in name}
     x = images(0, requires_grad=True)

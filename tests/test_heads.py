@@ -23,8 +23,7 @@ ROUTINGS = ("vb", "em", "dynamic")
 
 
 @pytest.fixture(autouse=True)
-def _seed(monkeypatch):
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+def _seed():
     torch.set_num_threads(1)
     torch.manual_seed(0)
 

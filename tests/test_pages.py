@@ -43,7 +43,6 @@ def having(*languages: str) -> list[str]:
 def alone(tmp_path, monkeypatch):
     """Run a page in a folder of its own, on kernels that are compiled, and without windows."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setenv("MPLBACKEND", "agg")
     torch.manual_seed(0)
 

@@ -16,9 +16,8 @@ LABELS = torch.arange(96) % 4
 
 
 @pytest.fixture(autouse=True)
-def _alone(monkeypatch):
-    """One thread, and Triton's interpreter (conftest.py) out of the way."""
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+def _alone():
+    """One thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -25,9 +25,8 @@ from vbcaps.trace import parts_of
 
 
 @pytest.fixture(autouse=True)
-def _alone(monkeypatch):
-    """One thread, and Triton's interpreter (conftest.py) out of the way."""
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+def _alone():
+    """One thread."""
     torch.manual_seed(0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -24,9 +24,8 @@ LAYERS = [(2, 9, 3), (1, 4, 2), (5, 1, 1), (33, 6, 5), (8, 1, 64)]  # images, pa
 
 
 @pytest.fixture(autouse=True)
-def _alone(monkeypatch):
-    """One thread, and Triton's interpreter (conftest.py) out of the way."""
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+def _alone():
+    """One thread."""
     torch.manual_seed(0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

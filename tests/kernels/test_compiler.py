@@ -12,7 +12,6 @@ from vbcaps.kernels.cpu import launch
 @pytest.fixture
 def no_compiler(monkeypatch):
     """As on a CPU without a compiler, in a new process."""
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(launch, "why_no_library", lambda: "there is no C++ compiler")
     kernels._warn_of_reference.cache_clear()
     yield

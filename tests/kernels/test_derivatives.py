@@ -9,12 +9,6 @@ from vbcaps.kernels.cpu import build
 pytestmark = pytest.mark.skipif(build.find_compiler() is None, reason="needs a C++ compiler")
 
 
-@pytest.fixture(autouse=True)
-def _kernels(monkeypatch):
-    """On a CPU, too: Triton's interpreter (conftest.py) out of the way."""
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-
-
 @pytest.fixture(params=["vb", "em", "dynamic"])
 def layers(request):
     """The same weights as they come, and by the reference; and an input."""

@@ -266,12 +266,12 @@ def test_children_on_a_cpu_are_an_error_with_triton_but_for_its_interpreter(rout
 
 @pytest.mark.parametrize("routing", ["vb", "em"])
 def test_auto_on_a_cpu_leaves_the_interpreter_alone(routing, monkeypatch):
-    """It is for tests, and slower than the reference, whose bits these are."""
+    """It is for tests of Triton's kernels; these are the bits of the C++ kernels."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     layer = ClassCaps(2, 3, routing=routing).eval()
     a, pose = torch.rand(2, 3, 3, 2), torch.randn(2, 3, 3, 2, 4, 4)
     out = layer(Capsules(a, pose))
-    layer.backend = "reference"
+    layer.backend = "cpu"
     assert torch.equal(out.logits, layer(Capsules(a, pose)).logits)
 
 

@@ -50,7 +50,6 @@ def test_every_shipped_network_with_capsules_is_in_the_record():
 
 
 def test_a_network_is_measured_on_its_own_test_images(monkeypatch):
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     torch.manual_seed(0)
     recipe, train = tiny.recipe(arch=(8, 4, 4, 4), dataset="mnist"), tiny.dataset().train
     view = recipe.view().fit(train)

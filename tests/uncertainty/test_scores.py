@@ -133,9 +133,8 @@ def test_the_mode_and_the_images_stay_as_they_were(model):
     ["plain", pytest.param("cpu", marks=pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler"))],
 )
 @pytest.mark.parametrize("fields", [{}, dict(activation="paper", precision="wishart"), dict(routing="em", learn=())])
-def test_kernels_give_the_reference_scores_and_features(backend, fields, monkeypatch):
+def test_kernels_give_the_reference_scores_and_features(backend, fields):
     """|kernel - ref64| <= 4 |ref32 - ref64| + tiny, in norm: features are means over few positions."""
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     fields = dict(arch=(8, 4, 4, 4), iters=3) | fields
     reference, fused = (model_of(name, **fields) for name in ("reference", backend))
     fused.net.load_state_dict(reference.net.state_dict())
@@ -198,9 +197,8 @@ def test_by_the_printed_rule_a_trained_network_answers_with_the_class_that_took_
     assert float(-found["votes"].mean()) < 0.5 * float(r_j.mean())
 
 
-def test_scores_find_the_errors_of_a_network_of_the_package(monkeypatch):
+def test_scores_find_the_errors_of_a_network_of_the_package():
     """Its answers take few votes: of these, errors have many."""
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     model, test = load("fashion_small"), load_dataset("sample").test.take(torch.arange(300))
     seen = look(model, test.images, features=False)
     wrong = seen.logits.argmax(1) != test.labels
@@ -212,9 +210,8 @@ def test_scores_find_the_errors_of_a_network_of_the_package(monkeypatch):
         assert (rate < 0.25) if turned else (rate > (0.7 if name in OF_ALL else 0.5)), f"{name}: {rate:.2f}"
 
 
-def test_where_votes_count_as_evidence_the_posterior_knows_errors_and_strangers(monkeypatch):
+def test_where_votes_count_as_evidence_the_posterior_knows_errors_and_strangers():
     """Negatives of the images are the strangers; without that term of the loss these scores say little."""
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     test = load_dataset("sample").test.take(torch.arange(400))
     rates = {}
     for name in ("fashion_evidence", "fashion_laptop"):

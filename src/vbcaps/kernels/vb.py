@@ -294,4 +294,5 @@ def vb_routing_fused(routing: VBRouting, votes: Votes, posterior: bool) -> tuple
     r = r.detach() if routing.through == "last" else r
     alpha, kappa, nu = (images_first(x) for x in (state.alpha, state.kappa, state.nu))
     psi = poses_first(run, state.psi).flatten(3)
-    return logit, means, Posterior(alpha, means.flatten(3), kappa, psi, nu, r, p, routing.temper)
+    temper = state.logit.new_full((), routing.temper)
+    return logit, means, Posterior(alpha, means.flatten(3), kappa, psi, nu, r, p, temper)

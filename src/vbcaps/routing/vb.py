@@ -70,7 +70,7 @@ class Posterior(NamedTuple):
         nu: degrees of freedom, ``n l j``.
         r: responsibilities that the last update used, ``n l i j``; the fused kernels have no gradient of them.
         prior: the values of the layer's `Prior`.
-        temper: the softness t of the assignment, see `vb_routing`.
+        temper: the softness t of the assignment, a number, see `vb_routing`.
 
     Example:
         >>> from vbcaps import CapsNet
@@ -88,7 +88,7 @@ class Posterior(NamedTuple):
     nu: Tensor
     r: Tensor
     prior: PriorValues
-    temper: float = 1.0
+    temper: Tensor = torch.ones(())
 
     @property
     def full(self) -> bool:
@@ -206,9 +206,9 @@ def vb_routing(
     if prior.precision == "full":  # float32 cannot factorise I + 1e8 x x^T
         a, V, p = a.double(), V.double(), in_float64(p)
 
-    r = torch.full_like(V[..., 0], 1 / V.shape[3])  # n l i j
+    r, softness = torch.full_like(V[..., 0], 1 / V.shape[3]), V.new_full((), temper)  # n l i j
     for t in range(iters):
-        q = update_q_parameters(r, a, V, p, prior.precision)._replace(temper=temper)
+        q = update_q_parameters(r, a, V, p, prior.precision)._replace(temper=softness)
         E_ln_pi = expected_log_pi(q.alpha)
         E_lndet = expected_logdet(q, prior.precision)
         if history is not None:
@@ -316,9 +316,7 @@ def in_float64(values: Values) -> Values:
 
 def to(values: Values, dtype: torch.dtype) -> Values:
     """Return the same with every tensor, those of the prior included, as ``dtype``."""
-    changed: Any = (
-        x.to(dtype) if isinstance(x, Tensor) else x if isinstance(x, float) else to(x, dtype) for x in values
-    )
+    changed: Any = (x.to(dtype) if isinstance(x, Tensor) else to(x, dtype) for x in values)
     return type(values)(*changed)
 
 

@@ -30,7 +30,7 @@ from vbcaps.kernels.cpu.memory import MEMORY
 from vbcaps.kernels.cpu.norm import normalise_parents, normalise_primary
 from vbcaps.kernels.norm import plain_batch_norm
 from vbcaps.kernels.plain import Plain
-from vbcaps.kernels.triton import constant, triton_interprets
+from vbcaps.kernels.triton import constant
 from vbcaps.routing.fields import Fields
 from vbcaps.routing.vb import ACTIVATIONS
 
@@ -47,8 +47,6 @@ class Cpu:
     def refusal(self, a: Tensor, W: Tensor, fields: Fields, iters: int) -> str | None:
         if a.device.type != "cpu":
             return f"needs tensors on the CPU, got {a.device}"
-        if triton_interprets():
-            return "is switched off by TRITON_INTERPRET=1, which gives every tensor on the CPU to Triton"
         if why := why_no_library():
             return f"{NOT_BUILT}: {why}"
         return None
@@ -224,7 +222,7 @@ def serves(
         if norm is not None and (planned is None or planned.running.mean.dtype != torch.float32):
             return False
     at_hand = logit.dtype == pose.dtype == torch.float32 and logit.device.type == "cpu" and logit.numel() > 0
-    return at_hand and not triton_interprets() and why_no_library() is None
+    return at_hand and why_no_library() is None
 
 
 @constant
