@@ -398,7 +398,7 @@ class ClassCaps(ConvCaps):
 
 def without_position(q: RoutingResult) -> RoutingResult:
     """Drop the axis l of a routing's result, ``n 1 j`` to ``n j``."""
-    fields: Any = (x[:, 0] if isinstance(x, Tensor) else x for x in q)
+    fields: Any = (x[:, 0] if isinstance(x, Tensor) and x.ndim else x for x in q)  # numbers have no axes
     return type(q)(*fields)
 
 
