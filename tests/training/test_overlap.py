@@ -42,7 +42,6 @@ def learner_of(**fields):
         (dict(class_weights="balanced"), "need class_weights='none', got objects=2"),
         (dict(balance=0.5), "need balance=0.0, got objects=2 with balance=0.5"),
         (dict(network="vae", standardise="none"), "network='vae' decodes one object of each image, got objects=2"),
-        (dict(data="photos"), "several objects need image_size, the side of one, and crop"),
         (dict(objects=5), "objects must lie from 1 to 4, got 5"),
     ],
 )
