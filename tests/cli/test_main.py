@@ -325,7 +325,9 @@ def test_predict_of_a_folder_is_of_all_its_images(trained, monkeypatch):
     draw = ("--picture", "drawn.png")
     drawn: list[tuple[int, int]] = []
     monkeypatch.setattr(cli, "DRAWN", 2)
-    monkeypatch.setattr(pictures, "predictions", lambda pixels, scores, *_: drawn.append((len(pixels), len(scores))))
+    monkeypatch.setattr(
+        pictures, "predictions", lambda pixels, scores, *_, **__: drawn.append((len(pixels), len(scores)))
+    )
     assert "the picture has the first 2 of 4" in run("predict", "new", "new/1.png", "--weights", folder, *draw)
     assert drawn == [(2, 2)]
     Path("empty").mkdir()

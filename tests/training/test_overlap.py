@@ -24,8 +24,8 @@ SEVERAL: dict = dict(objects=2, crop=26)
 CNN: dict = dict(network="cnn", iters=3, backend="auto")
 
 
-def learner_of(**fields):
-    one, train = tiny.recipe(**SEVERAL | fields), tiny.split(48, 1)
+def learner_of(device="cpu", **fields):
+    one, train = tiny.recipe(**SEVERAL | fields), tiny.split(48, 1).to(device)
     return Learner(one, train, one.view().fit(train), 3)
 
 
@@ -42,7 +42,6 @@ def learner_of(**fields):
         (dict(class_weights="balanced"), "need class_weights='none', got objects=2"),
         (dict(balance=0.5), "need balance=0.0, got objects=2 with balance=0.5"),
         (dict(network="vae", standardise="none"), "network='vae' decodes one object of each image, got objects=2"),
-        (dict(data="photos"), "several objects need image_size, the side of one, and crop"),
         (dict(objects=5), "objects must lie from 1 to 4, got 5"),
     ],
 )
@@ -120,6 +119,26 @@ def test_a_step_counts_the_images_whose_objects_it_does_not_name():
     learner.begin()
     learner()
     assert learner.totals().error == pytest.approx(bad / 8)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("objects", [2, 3])
+def test_a_captured_epoch_equals_an_eager_one_and_sees_the_images_of_a_cpu(objects):
+    fields = dict(objects=objects, backend="auto", arch=(8, 4, 4, 4), ema=0.9)
+    captured, eager, on_cpu = (learner_of(device, **fields) for device in ("cuda", "cuda", "cpu"))
+    for one in (captured, eager, on_cpu):
+        one.begin()
+    for _ in range(6):
+        k = eager.k.cpu()
+        together, labels = (x.cpu() for x in eager.images(eager.k)[:2])
+        torch.testing.assert_close(together, on_cpu.images(k)[0], rtol=1e-4, atol=1e-5)
+        assert torch.equal(labels, on_cpu.images(k)[1])
+        captured()
+        eager.work()
+        eager.step += 1
+    assert captured.totals().loss == pytest.approx(eager.totals().loss, rel=1e-4)
+    assert captured.totals().error == eager.totals().error
 
 
 # --- measures --------------------------------------------------------------------------------------------------------

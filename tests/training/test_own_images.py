@@ -92,6 +92,15 @@ def test_a_folder_called_val_chooses_the_best_epoch(tmp_path):
     assert [len(split.labels) for split in (data.train, data.validation, data.test)] == [18, 6, 9]
 
 
+def test_overlapping_objects_move_on_a_canvas_that_is_larger_than_they_are(tmp_path):
+    folder = photos(tmp_path, 6, (36, 36))
+    for given, sizes in (({}, (44, 34)), (dict(crop=36), (36, 28)), (dict(image_size=20), (36, 20))):
+        made, said = own(folder, "overlap_laptop", **given)
+        assert (made.crop, made.image_size) == sizes
+        assert ("each of 2 objects is" in said) == ("image_size" not in given)
+        assert prepare(made, None, torch.device("cpu")).test.images.shape[2:] == (made.crop, made.crop)
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -103,6 +112,7 @@ def test_a_folder_called_val_chooses_the_best_epoch(tmp_path):
 def test_every_recipe_that_is_of_no_viewpoint_can_be_trained_on_them(tmp_path, name):
     made, _ = own(photos(tmp_path, 6, (36, 36)), name)
     data = prepare(made, None, torch.device("cpu"))
-    x = data.view.train(data.train.images[:2], torch.rand(2, data.view.draws))
+    shown = data.train if made.objects == 1 else data.test  # of which each is put together from several
+    x = data.view.train(shown.images[:2], torch.rand(2, data.view.draws))
     assert x.shape[2:] == (made.crop, made.crop)
     assert not made.flip

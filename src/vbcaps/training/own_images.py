@@ -22,7 +22,8 @@ def for_own_images(recipe: Recipe, given: Collection[str] = ()) -> tuple[Recipe,
     These are all defaults for your own images:
 
     - images are not mirrored, because a mirrored digit or letter is not the same one;
-    - the network's input follows from the size of the images, within ``SIDES``;
+    - the network's input follows from the size of the images, within ``SIDES``; where several objects overlap, it is
+      larger, so that they can move by an eighth of it, as digits of 28 pixels do in 36;
     - a share of the training images, or the folder ``val``, chooses the best epoch, which is then tested. If there are
       few images, none are held out, whatever the recipe's share: a choice among a hundred epochs by nine images is
       chance, and nine more training images help. A share that the user chose leaves the test set alone, unless the user
@@ -70,9 +71,16 @@ def for_own_images(recipe: Recipe, given: Collection[str] = ()) -> tuple[Recipe,
     if not {"crop", "image_size"} & set(given) and not recipe.place:
         low, high = SIDES
         side = min(max(found.side // 4 * 4, low), high)
-        choose(crop=side, image_size=None)
+        crop = side if recipe.objects == 1 else side * 9 // 28 * 4
+        choose(crop=crop, image_size=None)
         why = "" if side == found.side else f" (the shorter side of the images is {found.side}, in the median)"
-        said.append(f"network input {side}x{side}{why}; --crop chooses another")
+        said.append(f"network input {crop}x{crop}{why}; --crop chooses another")
+    if recipe.objects > 1 and "image_size" not in given:
+        canvas = changes.get("crop", recipe.crop)
+        changes["image_size"] = canvas * 7 // 9
+        said.append(
+            f"each of {recipe.objects} objects is {canvas * 7 // 9} pixels high and wide; --image-size chooses another"
+        )
 
     batch = changes["batch"] = recipe.batch if "batch" in given else fitting_batch(train, recipe.batch)
     steps = max(train // min(batch, train), 1)

@@ -275,11 +275,6 @@ class Recipe:
                 f"objects overlap before a black background: dataset must be one of {OVERLAPPING}, {got} "
                 f"{self.dataset!r}"
             )
-        if self.data is not None and self.image_size is None:
-            raise ValueError(
-                "of your own images several objects need image_size, the side of one, and crop, that of the canvas: "
-                f"{got} image_size=None"
-            )
         needed: dict[str, Any] = dict(loss="nll", loss_on="logits", mixup=0.0, class_weights="none", balance=0.0)
         for field, value in needed.items():
             now = getattr(self, field)
