@@ -22,6 +22,7 @@ import torch
 
 from vbcaps import fit
 from vbcaps.layers import Capsules
+from vbcaps.routing import Posterior
 from vbcaps.training.environment import commit
 from vbcaps.training.loop import pick_device, prepare
 from vbcaps.training.recipe import Recipe
@@ -97,7 +98,7 @@ def recipe_of(name: str, fields: dict[str, Any], seed: int) -> Recipe:
 def measure(model: Model, pixels: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
     """Return the error at each number of iterations, and what the class capsules do at the trained number."""
     net = model.net.eval()
-    routings = [m for m in net.modules() if hasattr(m, "iters")]
+    routings: list[Any] = [m for m in net.modules() if hasattr(m, "iters")]
     trained = [m.iters for m in routings]
     row: dict[str, Any] = {}
     x = model.view.test(pixels)
@@ -120,13 +121,13 @@ def measure(model: Model, pixels: torch.Tensor, labels: torch.Tensor) -> dict[st
 
 def of_classes(parts: list[Capsules], answer: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
     """Return how often the answer has the most votes and the tightest posterior, and how sharply children choose."""
-    q = [p.posterior for p in parts]
-    r = torch.cat([one.r for one in q])  # n i j
+    found: list[Any] = [p.posterior for p in parts]
+    r = torch.cat([q.r for q in found])  # n i j
     share = r / r.sum(-1, keepdim=True)
     row: dict[str, Any] = {}
-    if hasattr(q[0], "alpha"):
-        votes = torch.cat([one.kappa for one in q])
-        tight = torch.cat([one.psi.log().sum(-1) + 16 * torch.digamma(one.nu / 2) for one in q])
+    if isinstance(found[0], Posterior):
+        votes = torch.cat([q.kappa for q in found])
+        tight = torch.cat([q.psi.log().sum(-1) + 16 * torch.digamma(q.nu / 2) for q in found])
         row["most_votes"] = float((votes.argmax(1) == answer).float().mean())
         row["fewest_votes"] = float((votes.argmin(1) == answer).float().mean())
         row["tightest"] = float((tight.argmax(1) == answer).float().mean())
