@@ -47,7 +47,7 @@ def test_measures_leave_the_network_as_it_was():
     assert row["most_votes"] + row["fewest_votes"] <= 1
     uniform = agreement.measure(model(iters=1), test.images, test.labels)
     assert uniform["sharpness"] == pytest.approx(0, abs=1e-5)
-    cnn = agreement.measure(model(network="cnn", iters=3), test.images, test.labels)
+    cnn = agreement.measure(model(network="cnn", iters=3, backend="auto"), test.images, test.labels)
     assert cnn.keys() == {"error"}
 
 
