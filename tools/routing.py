@@ -3,7 +3,7 @@
 python tools/routing.py [MODEL] [--index 479] [-o docs/routing.png]
 
 MODEL is a name as in `vbcaps.list_models()`, a run's folder or a weights file, of a network for Fashion-MNIST;
-fashion_laptop is the one on the front page. No other data are needed. `vbcaps routing` draws any image.
+fashion_evidence is the one on the front page. No other data are needed. `vbcaps routing` draws any image.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from vbcaps.figures.routing import routing
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", metavar="MODEL", nargs="?", default="fashion_laptop")
+    parser.add_argument("model", metavar="MODEL", nargs="?", default="fashion_evidence")
     parser.add_argument("--index", type=int, default=479, help="which of the 1,000 test images")
     parser.add_argument("-o", "--out", default="docs/routing.png", help="the PNG, PDF or SVG to write")
     arguments = parser.parse_args()

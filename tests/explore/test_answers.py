@@ -73,6 +73,12 @@ def test_layers_are_those_of_a_trace(explorer, name):
         assert np.shape(explorer.routing(sent)["activations"]) == (positions, layer["types"])
 
 
+def test_the_page_knows_the_rule_and_the_softness_of_a_network(explorer):
+    names = ("fashion_laptop", "fashion", "fashion_em_laptop", "fashion_cnn_laptop")
+    found = [(explorer.about(name)["printed_rule"], explorer.about(name)["softness"]) for name in names]
+    assert found == [(False, 1.0), (True, 1.0), (False, 1.0), (False, 1.0)]
+
+
 def test_the_sheet_has_the_samples(explorer):
     samples = explorer.about(FIRST)["samples"]
     sheet, tile = decoded(samples["sheet"]), samples["tile"]

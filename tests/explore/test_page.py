@@ -4,6 +4,8 @@ Without Chromium the tests are skipped with a word that says how to get it.
 """
 
 import base64
+import copy
+import dataclasses
 import importlib
 import io
 import json
@@ -338,6 +340,25 @@ def test_the_sentence_tells_what_each_network_draws(page):
         assert "EM its variance" in words
     page.open("#model=fashion_laptop&layer=conv_caps1")
     assert "EM" not in page.one("#routing-says").text
+
+
+def test_the_sentence_warns_of_the_printed_rule(page):
+    for name, warned in ((FIRST, False), ("fashion", True), ("fashion_evidence", False)):
+        page.open(f"#model={name}")
+        assert ("fewest votes" in page.one("#routing-says").text) == warned, name
+
+
+def test_the_entropy_of_a_soft_assignment_counts_more_than_once(page, networks):
+    soft = copy.copy(networks.models[FIRST])
+    soft.recipe = dataclasses.replace(soft.recipe, temper=0.25)
+    networks.models["soft"] = soft
+    try:
+        page.open("#model=soft", "routed")
+        assert "+ 4 H[q(z)]" in page.one("#routes").text
+        page.open(f"#model={FIRST}", "routed")
+        assert "+ H[q(z)]" in page.one("#routes").text
+    finally:
+        del networks.models["soft"]
 
 
 def test_a_bad_upload_is_explained_and_the_page_goes_on(page, tmp_path):

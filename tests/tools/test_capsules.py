@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from vbcaps.routing.vb import ACTIVATIONS
+
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))  # as for `python tools/capsules.py`
 scene, capsules = importlib.import_module("scene"), importlib.import_module("capsules")
 PAGE = (ROOT / "docs" / "capsules.md").read_text()
+CHOICES = (ROOT / "docs" / "choices.md").read_text()
 
 
 def test_routing_deals_the_parts_to_the_house_and_the_boat():
@@ -37,6 +40,16 @@ def test_the_page_has_the_numbers_of_the_picture():
     )
     said = re.search(r"house on the left has an activation of ([\d.]+), the heap on the\s+right ([\d.]+)\.", PAGE)
     assert said.groups() == (right, heap)
+
+
+def test_choices_has_the_logits_of_every_rule():
+    rows = re.findall(r'^\| `"(\w+)"` \|.*\| (-?[\d.]+) \| (-?[\d.]+) \|$', CHOICES, re.MULTILINE)
+    assert [rule for rule, *_ in rows] == list(ACTIVATIONS)
+    scenes = scene.whole("house", (4.5, 1.9), 0, seed=2), scene.jumbled_house()
+    for rule, *said in rows:
+        assert said == [f"{float(scene.route(parts, activation=rule).logits[0]):.1f}" for parts in scenes], rule
+    higher = {rule: float(house) > float(heap) for rule, house, heap in rows}
+    assert higher == dict(agreement=True, information=False, released=True, paper=False)
 
 
 def test_the_page_shows_every_picture_and_each_has_a_dark_twin():

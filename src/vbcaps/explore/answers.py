@@ -110,6 +110,8 @@ class Explorer:
             channels=model.net.in_channels,
             side=shown_side(model),
             routing=routing_of(model),
+            printed_rule=has_printed_rule(model),
+            softness=model.recipe.temper if routing_of(model) == "vb" else 1.0,
             iterations=0 if net is None else model.recipe.iters,
             twins=[
                 dict(name=twin, routing=routing_of(self.networks.models[twin])) for twin in self.networks.twins(name)
@@ -391,6 +393,11 @@ def is_shift(value: Any) -> bool:
 def routing_of(model: Model) -> str | None:
     """Return the routing of a network; None for a CNN."""
     return None if kind_of(model) == "cnn" else model.recipe.routing
+
+
+def has_printed_rule(model: Model) -> bool:
+    """Return whether agreement lowers the activation of the network's capsules."""
+    return routing_of(model) == "vb" and model.recipe.activation == "paper"
 
 
 def pose_of(q: Any, position: int, type: int) -> tuple[Tensor, Tensor | None]:

@@ -183,7 +183,7 @@ def vb_routing(
         activation: the rule for the logit, see `activation_logit`.
         temper: the softness t of the assignment: q(z) is proportional to the t-th power of
             $e^{E[\ln \pi_j] + E[\ln p(v_{ji})]}$. At 1 it is Algorithm 1; below 1 children share themselves out more
-            evenly, and routing settles.
+            evenly, and more iterations change less (docs/settling.md).
         through: gradients go back through ``"all"`` iterations, or only through the ``"last"`` update of
             $q(\pi, \mu, \Lambda)$, as if the responsibilities it used were given.
         beta_a, beta_u: the offsets of that rule, a number or one for each type ``j``.
@@ -236,12 +236,13 @@ def activation_logit(
     - ``"agreement"``: $\beta_a + (E[\ln \pi_j] + \frac12 E[\ln|\Lambda_j|] - \beta_u) \, r_j$, the rule of EM
       routing with expectations: it measures how many votes the parent took, times how closely they agree.
     - ``"information"``: $\beta_a - \beta_u + KL[q(\mu_j, \Lambda_j) \,\|\, p(\mu_j, \Lambda_j)]$: it measures how much
-      the votes told about the parent's pose, in nats.
+      the votes told about the parent's pose and precision, in nats; it rises with agreement where the prior expects
+      more scatter.
     - ``"released"``, as in the authors' code: $\beta_a - (e^{E[\ln \pi_j]} H_j + \beta_u)$ with the entropy
       $H_j = \frac D2 \ln(2 \pi e) - \frac12 E[\ln|\Lambda_j|]$ of a vote: it measures how uncertain a vote is, times
       the parent's share of the votes.
     - ``"paper"``, as printed: $\beta_a - (\beta_u + E[\ln \pi_j] + E[\ln|\Lambda_j|]) \, r_j$: the first rule with the
-      other sign, so votes that agree lower the activation.
+      other sign and without the half, so votes that agree lower the activation.
     """
     if activation == "agreement":
         return beta_a + (E_ln_pi + 0.5 * E_lndet - beta_u) * r_j

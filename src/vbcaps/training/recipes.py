@@ -584,8 +584,8 @@ def vae_smallnorb() -> Recipe:
     return replace(vae_mnist(), name="vae_smallnorb", dataset="smallnorb", crop=32, image_size=48)
 
 
-# Routing that settles: a soft assignment, and a prior that expects votes to scatter as widely as they do at first
-# (E[lambda] = nu0 psi0 = 30) and that the votes of one image hardly move.
+# Routing in which more iterations change little: a soft assignment, and a prior that expects votes to scatter as widely
+# as they do at first (E[lambda] = nu0 psi0 = 30) and that the votes of one image hardly move (docs/settling.md).
 SETTLED: dict[str, Any] = dict(activation="agreement", temper=0.25, nu0=1000.0, psi0=0.03)
 
 
@@ -598,8 +598,8 @@ def default() -> Recipe:
 
     The settings were chosen on an eighth of the training images, held out. Images are not padded, since 28x28 takes two
     thirds of the time of 32x32. A twentieth of the images is held out; it chooses the best epoch and fits a
-    temperature, so that `vbcaps predict` shows calibrated probabilities. Routing is by agreement and settles: it
-    answers alike with more iterations than it was trained with (docs/settling.md).
+    temperature, so that `vbcaps predict` shows calibrated probabilities. The activation rises with agreement, and
+    more iterations than in training change few answers (docs/settling.md).
     """
     return Recipe(
         name="default", dataset="sample", crop=28, standardise="dataset", flip=True, arch=(32, 8, 8, 8), iters=3,

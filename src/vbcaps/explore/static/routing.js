@@ -25,6 +25,9 @@ const SAYS = {
   several:
     `${PARTS_AND_VOTES}; VB draws their covariance E[<i>Λ<sub>j</sub></i>]<sup>−1</sup> as a line and that of ` +
     "<i>μ<sub>j</sub></i> filled, EM its variance, both at two deviations, and Dynamic has neither.",
+  printed:
+    " This network has the rule of activation that the paper prints, in which agreement lowers the activation. Its " +
+    "answer usually took the fewest votes, so these are not the parts that the answer was made of.",
   none: "A CNN has no capsules and routes nothing; choose a network with capsules to see its routing.",
 };
 
@@ -141,7 +144,8 @@ export class RoutingPanel {
   }
 
   say(what) {
-    document.getElementById("routing-says").innerHTML = SAYS[what];
+    const printed = this.app.model?.printed_rule ? SAYS.printed : "";
+    document.getElementById("routing-says").innerHTML = SAYS[what] + printed;
   }
 
   draw() {
@@ -293,7 +297,10 @@ export class RoutingPanel {
     elbo.forEach(({ bound }, t) => {
       sheet.text(`elbo.${t}`, end(t), table.y + 13 * unit, bound ? `t = ${t + 1}` : "no bound", { class: "end quiet" });
     });
-    TERMS.forEach(([name, words], k) => {
+    const { softness } = this.app.model;
+    TERMS.forEach(([name, said], k) => {
+      const often = number(1 / softness, Number.isInteger(1 / softness) ? 0 : 2);
+      const words = name === "responsibility" && softness !== 1 ? `+ ${often} H[*q*(*z*)]` : said;
       const base = table.y + (13 + 17 * (k + 1)) * unit;
       const look = k ? "" : "strong ";
       sheet.text(`elbo.${name}`, table.x, base, words, { class: look });
