@@ -252,11 +252,20 @@ def all_of(messages: Sequence[str], shown: int = 5) -> DataError:
 def _start() -> subprocess.Popen[str]:
     """Start a process that decodes. It is no fork, since this process has threads, and reads no script again."""
     library = str(Path(__file__).parents[2])
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([library, *filter(None, sys.path)])}
-    command = [sys.executable, "-m", "vbcaps.data.worker"]
+    found = [path for path in sys.path if not _is_here(path)]  # the working folder may hold the images, and a PIL.py
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([library, *found])}
+    command = [sys.executable, "-P", "-s", "-m", "vbcaps.data.worker"]
     return subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8", env=environment
     )
+
+
+def _is_here(path: str) -> bool:
+    """Return whether a path is the working folder."""
+    try:
+        return os.path.samefile(path or ".", ".")
+    except OSError:
+        return False
 
 
 def _feed(
