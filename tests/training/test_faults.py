@@ -11,6 +11,7 @@ import torch
 from faults import ERRORS, failing, watched
 from same import assert_same_run
 
+from vbcaps import disk
 from vbcaps.training import files
 from vbcaps.training.checkpoint import unpack_state
 from vbcaps.training.files import RunError
@@ -180,7 +181,7 @@ def test_a_begun_run_on_a_disk_that_cannot_be_written_says_so(tmp_path, monkeypa
     def refuse(path: object, content: bytes) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(files, "put", refuse)
+    monkeypatch.setattr(disk, "put", refuse)
     with pytest.raises(RunError, match=r"cannot write in .*: Read-only file system; a run needs about 0 MB there"):
         fit(tiny.recipe(**tiny.SMALL), folder, device="cpu", resume=True)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before

@@ -27,6 +27,7 @@ from torch import Tensor
 from vbcaps.data.dataset import CHUNK, DataError, data_folder
 from vbcaps.data.npy import map_npy
 from vbcaps.data.pixels import Form
+from vbcaps.disk import beside, no_link
 
 try:
     import fcntl
@@ -155,7 +156,7 @@ def entry_of(root: Path, paths: Sequence[Path], side: int, axes: str) -> Path:
 def mapped(entry: Path, count: int, side: int) -> Tensor | None:
     """Return the decoded images in a file, mapped into memory; None if there is no such file, or another one."""
     try:
-        array = map_npy(entry, "c")
+        array = map_npy(no_link(entry), "c")
         os.utime(entry)  # it has been used
     except (OSError, ValueError):
         return None
@@ -181,7 +182,7 @@ def store(
                         f"{entry.parent}: the decoded images need {size / 1e9:.2f} GB, {free / 1e9:.2f} GB are free: "
                         "name another folder with --cache or VBCAPS_CACHE"
                     )
-                part = entry.with_suffix(f".{os.getpid()}.part")
+                part = beside(entry)
                 try:
                     _decode_all(part, paths, shape, form, axes, progress)
                     os.replace(part, entry)
@@ -208,7 +209,7 @@ def _decode_all(
     part: Path, paths: Sequence[Path], shape: tuple[int, ...], form: Form, axes: str, progress: Progress | None
 ) -> None:
     """Write the images of ``paths`` to a new ``.npy`` file; one error names all files that cannot be read."""
-    with open(part, "wb") as file:
+    with open(part, "xb") as file:  # new: not what a link of this name leads to
         header = dict(descr=np.lib.format.dtype_to_descr(np.dtype(form.dtype)), fortran_order=False, shape=shape)
         np.lib.format.write_array_header_1_0(file, header)
         begin, each = file.tell(), math.prod(shape[1:]) * np.dtype(form.dtype).itemsize

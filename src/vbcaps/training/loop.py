@@ -22,7 +22,7 @@ from vbcaps.training.checkpoint import fingerprint
 from vbcaps.training.distributed import Group, join, leave, started_by_torchrun
 from vbcaps.training.evaluate import Evaluation, Scorer, evaluate, summary
 from vbcaps.training.events import Event, Hook
-from vbcaps.training.files import RunError
+from vbcaps.training.files import RunError, inner_folder
 from vbcaps.training.learner import NEVER, Learner, NonFinite, Totals, diagnose
 from vbcaps.training.memory import freed_memory_kept
 from vbcaps.training.recipe import Recipe
@@ -147,7 +147,7 @@ def fit_seeds(recipe: Recipe | str, folder: str | Path, seeds: int, **options: U
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, got {seeds}")
     recipes = [replace(recipe, seed=recipe.seed + k) for k in range(seeds)]
-    return _fit(folder, recipes, [folder / f"seed{r.seed}" for r in recipes], **options)
+    return _fit(folder, recipes, [inner_folder(folder / f"seed{r.seed}") for r in recipes], **options)
 
 
 def fit_all(recipes: Sequence[Recipe], folders: Sequence[Path], **options: Unpack[Options]) -> list[Model]:

@@ -17,13 +17,17 @@ Nothing here needs PyTorch.
 import csv
 import io
 import os
+import re
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from vbcaps import disk
 from vbcaps.training.files import RunError, read_json
-from vbcaps.training.recipe import Recipe
+from vbcaps.training.recipe import RANGES, Recipe
 
 STATE, BEFORE = "state.safetensors", "state.before.safetensors"
+MOST_EPOCHS = int(RANGES["epochs"][1])
 LATEST = "latest"  # the name in runs/ that leads to the run begun last
 # Each run has these columns; a VAE has more, the names of which its rows give.
 COLUMNS = ("epoch", "loss", "train_error", "validation_error", "lr", "seconds", "images_per_second")
@@ -39,21 +43,24 @@ def read_recipe(folder: Path) -> Recipe:
 
 def seed_folders(folder: Path) -> list[Path]:
     """Return the runs of several seeds in a folder, in the order of seeds, or [] if the folder is a run itself."""
-    if (folder / "recipe.json").exists():
-        return []
-    found = [path.parent for path in folder.glob("seed*/recipe.json") if path.parent.name[4:].isdigit()]
-    return sorted(found, key=lambda path: int(path.name[4:]))
+    return [] if (folder / "recipe.json").exists() else numbered(folder, "seed")
 
 
 def fold_folders(folder: Path) -> list[Path]:
     """Return the runs of a cross-validation in a folder, in the order of folds, or []."""
-    found = [path.parent for path in folder.glob("fold*/recipe.json") if path.parent.name[4:].isdigit()]
-    return sorted(found, key=lambda path: int(path.name[4:]))
+    return numbered(folder, "fold")
+
+
+def numbered(folder: Path, word: str) -> list[Path]:
+    """Return the runs in a folder whose names are a word and a number in ASCII digits, in the order of the numbers."""
+    found = [path.parent for path in folder.glob(f"{word}*/recipe.json")]
+    named = [path for path in found if re.fullmatch(r"[0-9]{1,10}", path.name.removeprefix(word))]
+    return sorted(named, key=lambda path: int(path.name.removeprefix(word)))
 
 
 def read_result(folder: Path) -> dict[str, Any]:
     """Return the fields of ``result.json``."""
-    return read_json(Path(folder) / "result.json")
+    return read_json(Path(folder) / "result.json", disk.RESULT)
 
 
 def crops_file(weights: Path, crops: int) -> Path:
@@ -76,12 +83,20 @@ def read_metrics(folder: Path) -> list[dict[str, float | None]]:
     """Return the rows of ``metrics.csv``; a value is None where its column is empty."""
     path = Path(folder) / "metrics.csv"
     try:
-        with open(path, newline="") as file:
-            return [{k: float(v) if v else None for k, v in row.items()} for row in csv.DictReader(file)]
+        table = csv.DictReader(lines(disk.read_bytes(path, disk.METRICS)))
+        rows = [{k: float(v) if v else None for k, v in row.items()} for row in islice(table, MOST_EPOCHS + 1)]
     except (ValueError, TypeError):
         raise RunError(f"cannot read {path}: it has something else in the place of a number") from None
     except (OSError, csv.Error) as error:
-        raise RunError(f"cannot read {path}: {error}") from error
+        raise RunError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    if len(rows) > MOST_EPOCHS:
+        raise RunError(f"cannot read {path}: it has more than {MOST_EPOCHS:,} rows, the most epochs of a run")
+    return rows
+
+
+def lines(content: bytes) -> io.TextIOWrapper:
+    """Return the lines of a table, which are not all decoded at once."""
+    return io.TextIOWrapper(io.BytesIO(content), "utf-8", newline="")
 
 
 def pack_metrics(rows: list[dict[str, Any]]) -> bytes:
@@ -97,4 +112,12 @@ def resolved(path: Path) -> Path:
     """Return the run that ``runs/latest`` leads to; return any other path unchanged."""
     if path.name != LATEST or not (path.is_symlink() or path.is_file()):
         return path
-    return path.with_name(os.readlink(path) if path.is_symlink() else path.read_text().strip())
+    try:
+        name = os.readlink(path) if path.is_symlink() else disk.read_text(path, 4096).strip()
+    except UnicodeDecodeError:
+        raise RunError(f"cannot read {path}: it is no text; remove it") from None
+    except OSError as error:
+        raise RunError(f"cannot read {path}: {error.strerror}; remove it") from error
+    if not name or "\0" in name:
+        raise RunError(f"cannot read {path}: it names no run; remove it")
+    return path.with_name(name) if Path(name).name == name else path.parent / name

@@ -10,19 +10,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import vbcaps
+from vbcaps import disk
 from vbcaps.data import Split, View
 from vbcaps.models import current_names
 from vbcaps.training.checkpoint import State, check_same, pack_state, unpack_state
 from vbcaps.training.environment import commit, environment, with_resumption
 from vbcaps.training.evaluate import Evaluation
 from vbcaps.training.events import Event, Kind
-from vbcaps.training.files import RunError, Writer, check_writable, lock, read_json, write, write_json
+from vbcaps.training.files import RunError, Writer, check_writable, inner_folder, lock, read_json, write, write_json
 from vbcaps.training.learner import NEVER, Learner, Totals
 from vbcaps.training.recipe import Recipe
 from vbcaps.training.runfolder import BEFORE, STATE, pack_metrics
 from vbcaps.weights.file import pack_weights, unpack_weights
 from vbcaps.weights.model import Model, model_of
-from vbcaps.weights.tensors import copy_tensors, pack_tensors
+from vbcaps.weights.tensors import LONGEST, copy_tensors, pack_tensors
 
 
 class Data(NamedTuple):
@@ -108,6 +109,11 @@ class RunLog:
         self.seen = self.turned = Moment(self.began, 0)  # of the last event, and when the epoch began
 
     @property
+    def most(self) -> int:
+        """Return the most bytes of a state or a weights file of this run."""
+        return LONGEST + 2 * sum(x.numel() * max(x.element_size(), 4) for x in self.learner.tensors().values())
+
+    @property
     def matched(self) -> bool:
         return bool(self.recipe.match and self.rows and self.rows[-1]["validation_error"] <= self.recipe.match)
 
@@ -137,6 +143,7 @@ class RunLog:
             size = len(pack_tensors(self.learner.tensors(), {}))
             check_writable(self.folder, 5 * size)  # state, the one before, last, best, and the one being written
             self.held = lock(self.folder)
+            disk.clear_parts(self.folder)
             check_folder(self.recipe, self.folder, resume)  # again: another run may have ended meanwhile
         if resume and (self.has(STATE) or self.has(BEFORE)):
             self.restore()
@@ -202,10 +209,15 @@ class RunLog:
         if rows != epoch or not (0 <= epoch <= self.recipe.epochs and 0 <= step <= self.learner.steps):
             raise RunError(f"{path} is damaged: it stands at epoch {epoch}, step {step}, with {rows} rows")
 
-    def read(self, path: Path) -> bytes:
-        """Return the content of a file of the run, which only the first process needs to have."""
+    def read(self, path: Path, limit: int | None = None) -> bytes:
+        """Return the content of a file of the run, which only the first process needs to have.
+
+        Args:
+            path: the file.
+            limit: its most bytes; by default twice what the state of the learner takes, and a header.
+        """
         try:
-            return self.group.read(path, self.device)
+            return self.group.read(path, self.device, self.most if limit is None else limit)
         except OSError as error:
             raise RunError(f"cannot read {path}: {error.strerror}") from error
 
@@ -215,7 +227,7 @@ class RunLog:
         if path == before or not before.exists():
             return ""
         try:
-            _, state = unpack_state(before.read_bytes(), str(before))
+            _, state = unpack_state(disk.read_bytes(before, self.most), str(before))
         except (OSError, RunError):
             return ""
         return (
@@ -368,7 +380,7 @@ class RunLog:
     def read_result(self) -> Result:
         path = self.folder / "result.json"
         try:
-            fields = json.loads(self.read(path))
+            fields = json.loads(self.read(path, disk.RESULT))
             for split in ("test", "familiar"):
                 if fields[split] is not None:
                     fields[split] = Evaluation.from_json(fields[split])
@@ -423,7 +435,7 @@ class Board:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise RunError("TensorBoard's files need tensorboard: pip install 'vbcaps[tensorboard]'") from error
-        self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=epoch + 1)
+        self.writer = SummaryWriter(str(inner_folder(folder / "tensorboard")), purge_step=epoch + 1)
 
     def write(self, row: dict[str, Any]) -> None:
         for name, value in row.items():
