@@ -15,6 +15,7 @@ Nothing here needs PyTorch.
 """
 
 import csv
+import hashlib
 import io
 import os
 import re
@@ -27,6 +28,7 @@ from vbcaps.training.files import RunError, read_json
 from vbcaps.training.recipe import RANGES, Recipe
 
 STATE, BEFORE = "state.safetensors", "state.before.safetensors"
+SUMMED = {"recipe.json": disk.RECIPE, "metrics.csv": disk.METRICS}
 MOST_EPOCHS = int(RANGES["epochs"][1])
 LATEST = "latest"  # the name in runs/ that leads to the run begun last
 # Each run has these columns; a VAE has more, the names of which its rows give.
@@ -35,8 +37,10 @@ COLUMNS = ("epoch", "loss", "train_error", "validation_error", "lr", "seconds", 
 
 def read_recipe(folder: Path) -> Recipe:
     """Return the recipe of a run."""
+    path = Path(folder) / "recipe.json"
+    check_sum(path)
     try:
-        return Recipe.from_json(read_json(Path(folder) / "recipe.json"))
+        return Recipe.from_json(read_json(path))
     except (ValueError, TypeError) as error:
         raise RunError(f"{folder}/recipe.json: {error}") from error
 
@@ -63,6 +67,34 @@ def read_result(folder: Path) -> dict[str, Any]:
     return read_json(Path(folder) / "result.json", disk.RESULT)
 
 
+def sums_of(folder: Path) -> dict[str, str]:
+    """Return the checksums of the files of a finished run that no other file could check, for ``result.json``."""
+    found = {}
+    for name, limit in SUMMED.items():
+        try:
+            found[name] = sum_of(folder / name, limit)
+        except OSError as error:
+            raise RunError(f"cannot read {folder / name}: {error.strerror}") from error
+    return found
+
+
+def sum_of(path: Path, limit: int) -> str:
+    """Return the SHA-256 of a text, whatever the ends of its lines."""
+    return hashlib.sha256(disk.read_bytes(path, limit).replace(b"\r\n", b"\n")).hexdigest()
+
+
+def check_sum(path: Path) -> None:
+    """Raise an error for a file of a finished run that has changed since; earlier versions recorded no checksums."""
+    try:
+        sums = read_result(path.parent).get("sums")
+        known = sums.get(path.name) if isinstance(sums, dict) else None
+        if known is None or sum_of(path, SUMMED[path.name]) == known:
+            return
+    except (RunError, OSError):  # no result yet, or one that tells of its damage where it is read
+        return
+    raise RunError(f"{path} is damaged or was changed: its SHA-256 is not the one in result.json, {ascii(known)[:80]}")
+
+
 def crops_file(weights: Path, crops: int) -> Path:
     """Return the file for a test of a run's weights on several crops, beside ``result.json``.
 
@@ -82,6 +114,7 @@ def crops_file(weights: Path, crops: int) -> Path:
 def read_metrics(folder: Path) -> list[dict[str, float | None]]:
     """Return the rows of ``metrics.csv``; a value is None where its column is empty."""
     path = Path(folder) / "metrics.csv"
+    check_sum(path)
     try:
         table = csv.DictReader(lines(disk.read_bytes(path, disk.METRICS)))
         rows = [{k: float(v) if v else None for k, v in row.items()} for row in islice(table, MOST_EPOCHS + 1)]

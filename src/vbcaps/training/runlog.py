@@ -13,14 +13,14 @@ import vbcaps
 from vbcaps import disk
 from vbcaps.data import Split, View
 from vbcaps.models import current_names
-from vbcaps.training.checkpoint import State, check_same, pack_state, unpack_state
+from vbcaps.training.checkpoint import State, check_same, is_number, pack_state, unpack_state
 from vbcaps.training.environment import commit, environment, with_resumption
 from vbcaps.training.evaluate import Evaluation
 from vbcaps.training.events import Event, Kind
 from vbcaps.training.files import RunError, Writer, check_writable, inner_folder, lock, read_json, write, write_json
 from vbcaps.training.learner import NEVER, Learner, Totals
 from vbcaps.training.recipe import Recipe
-from vbcaps.training.runfolder import BEFORE, STATE, pack_metrics
+from vbcaps.training.runfolder import BEFORE, STATE, pack_metrics, sums_of
 from vbcaps.weights.file import pack_weights, unpack_weights
 from vbcaps.weights.model import Model, model_of
 from vbcaps.weights.tensors import LONGEST, copy_tensors, pack_tensors
@@ -208,6 +208,8 @@ class RunLog:
         epoch, step, rows = state.epoch, state.step, len(state.rows)
         if rows != epoch or not (0 <= epoch <= self.recipe.epochs and 0 <= step <= self.learner.steps):
             raise RunError(f"{path} is damaged: it stands at epoch {epoch}, step {step}, with {rows} rows")
+        if not all(is_number(row.get(self.chosen_by, "")) for row in state.rows):
+            raise RunError(f"{path} is damaged: a row has no {self.chosen_by}")
 
     def read(self, path: Path, limit: int | None = None) -> bytes:
         """Return the content of a file of the run, which only the first process needs to have.
@@ -363,7 +365,7 @@ class RunLog:
         weights = self.pack_weights(self.best or last, test, temperature)
         if self.group.writes:
             write(result.weights, weights)
-            write_json(self.folder / "result.json", result.to_json())
+            write_json(self.folder / "result.json", result.to_json() | dict(sums=sums_of(self.folder)))
             with suppress(OSError):
                 (self.folder / BEFORE).unlink()
         return self.model(weights, result)
@@ -384,6 +386,7 @@ class RunLog:
             for split in ("test", "familiar"):
                 if fields[split] is not None:
                     fields[split] = Evaluation.from_json(fields[split])
+            fields.pop("sums", None)
             fields |= dict(folder=self.folder, recipe=self.recipe, weights=self.folder / fields["weights"])
             return Result(**fields)
         except (ValueError, KeyError, TypeError) as error:
