@@ -108,7 +108,9 @@ def test_what_is_no_file_is_refused_at_once(tmp_path, name, kind):
     with pytest.raises((RunError, DataError, OSError, ValueError)) as caught:
         READERS[name](tmp_path)
     assert name in str(caught.value) or isinstance(caught.value, ValueError)
-    said = dict(sparse="20,000,000,000 bytes|does not begin|no array|none of the formats|Expecting value", loop="symbolic|no ")
+    said = dict(
+        sparse="20,000,000,000 bytes|does not begin|no array|none of the formats|Expecting value", loop="symbolic|no "
+    )
     allowed = said.get(kind, "it is no file but a folder, a pipe or a device|no ").split("|")
     assert any(words in str(caught.value) for words in allowed), str(caught.value)
 

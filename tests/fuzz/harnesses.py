@@ -13,6 +13,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 import numpy as np
+import odd
 import official_files as official
 import tiny
 import torch
@@ -278,6 +279,10 @@ def make_affnist(root: Path) -> None:
     official.make_idx(root / "mnist")
 
 
+ODD_OF_SWEEPS = (
+    "sweep.db-journal", "sweep.db-wal", "sweep.db-shm", ".claims/trial-0003.lock", ".claims/trial-0004.lock",
+    ".claims/sweep.lock-journal", "trial-0003", "trial-0004/state.safetensors",
+)  # fmt: skip
 HARNESSES: dict[str, Harness] = {
     "idx": Harness(lambda root: official.make_idx(root / "mnist"), dataset("mnist")),
     "norb": Harness(lambda root: official.make_norb(root / "smallnorb", n=10, size=8), dataset("smallnorb", size=8)),
@@ -295,6 +300,12 @@ HARNESSES: dict[str, Harness] = {
     "weights": Harness(make_weights, lambda root, changed: vbcaps.load(changed), (RunError,)),
     "state": Harness(make_state, lambda root, changed: unpack_state(changed.read_bytes(), str(changed)), (RunError,)),
     "recipes": Harness(make_recipe, read_run, (RunError,)),
+    "runs": Harness(odd.make_run, odd.use_run, (RunError,), change=odd.change("run", ("latest", "seed1/x"))),
+    "sweeps": Harness(
+        odd.make_sweep, odd.use_sweep, (RunError,), change=odd.change("sweep", ODD_OF_SWEEPS), bound=512 * MB
+    ),
+    "hubs": Harness(odd.make_hub, odd.use_hub, (RunError,), change=odd.change("hub", ())),
+    "caches": Harness(odd.make_cache, odd.use_cache, (RunError, DataError), change=odd.change("cache", ("weights",))),
     "flags": Harness(make_flags, read_flags, (ValueError,), change=change_flags),
 }
 

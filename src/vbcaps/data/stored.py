@@ -156,7 +156,7 @@ def entry_of(root: Path, paths: Sequence[Path], side: int, axes: str) -> Path:
 def mapped(entry: Path, count: int, side: int) -> Tensor | None:
     """Return the decoded images in a file, mapped into memory; None if there is no such file, or another one."""
     try:
-        array = map_npy(no_link(entry), "c")
+        array = map_npy(no_link(no_link(entry.parent) / entry.name), "c")
         os.utime(entry)  # it has been used
     except (OSError, ValueError):
         return None
@@ -171,7 +171,7 @@ def store(
     shape = (len(paths), form.channels, side, side)
     size = math.prod(shape) * np.dtype(form.dtype).itemsize
     try:
-        entry.parent.mkdir(parents=True, exist_ok=True)
+        no_link(entry.parent).mkdir(parents=True, exist_ok=True)
         with locked(entry.parent):
             found = mapped(entry, len(paths), side)
             if found is None:

@@ -9,8 +9,8 @@ its checkpoint is there. A worker that lost its claim meanwhile cannot write a r
 import contextlib
 import math
 import os
+import platform
 import random
-import socket
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -208,7 +208,7 @@ class Study:
             self._end(trial.number, state=TrialState.PRUNED)
             return None
         live.set_user_attr(STARTS, starts + 1)
-        live.set_user_attr("worker", f"{socket.gethostname()}:{os.getpid()}")
+        live.set_user_attr("worker", f"{platform.node()}:{os.getpid()}")
         return Work(trial.number, self._frozen(trial.number).params, starts + 1)
 
     def _end(self, number: int, **result: Any) -> None:
@@ -320,7 +320,7 @@ def open_sweep(folder: Path, plan: Plan | None = None, storage: str | None = Non
         import sqlalchemy
     except ImportError as error:
         raise RunError(f"{error.name} is not installed, which sweeps need: pip install 'vbcaps[sweep]'") from error
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     if plan is None and storage is None and not (folder / ABOUT).exists():
         raise RunError(f"there is no sweep in {folder}")
     before = read_json(folder / ABOUT).get("storage") if (folder / ABOUT).exists() else None

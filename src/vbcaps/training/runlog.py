@@ -389,8 +389,9 @@ class RunLog:
             fields.pop("sums", None)
             fields |= dict(folder=self.folder, recipe=self.recipe, weights=self.folder / fields["weights"])
             return Result(**fields)
-        except (ValueError, KeyError, TypeError) as error:
-            raise RunError(f"{path} is damaged ({error}): remove it, and resume, to test again") from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            why = error if isinstance(error, ValueError) else "its fields are not those of a result"
+            raise RunError(f"{path} is damaged ({why}): remove it, and resume, to test again") from error
 
     @property
     def steps_done(self) -> int:
