@@ -2,12 +2,14 @@
 
 import random
 import shutil
+import warnings
 
 import pytest
 import tiny
 import torch
 
 from vbcaps.training.checkpoint import FIRST, pack_state, sum_of, unpack_state
+from vbcaps.training.environment import other_threads, with_resumption
 from vbcaps.training.files import RunError
 from vbcaps.training.loop import fit
 from vbcaps.training.runfolder import STATE, read_metrics, read_recipe
@@ -72,3 +74,24 @@ def test_a_finished_run_whose_table_or_recipe_changed_says_so(finished, tmp_path
         read(folder)
     (folder / "result.json").unlink()
     read(folder)
+
+
+def test_a_run_that_resumes_with_other_threads_says_so(finished, tmp_path):
+    """PyTorch's sums depend on how many threads there are, ours do not."""
+    folder = shutil.copytree(finished, tmp_path / "run")
+    (folder / "result.json").unlink()
+    with tiny.in_place_of_data():
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            fit(tiny.recipe(**tiny.SMALL), folder, device="cpu", resume=True)
+        (folder / "result.json").unlink()
+        torch.set_num_threads(2)  # which the context sets back
+        with pytest.warns(UserWarning, match="was trained with 1 threads and goes on with 2: .* OMP_NUM_THREADS=1"):
+            fit(tiny.recipe(**tiny.SMALL), folder, device="cpu", resume=True)
+
+
+def test_an_environment_of_another_kind_is_refused_by_name():
+    with pytest.raises(RunError, match=r"environment\.json is damaged: resumed must be a list, got 'x'"):
+        with_resumption(dict(resumed="x"), {})
+    assert other_threads({}, dict(device_type="cpu", threads=2)) == ""
+    assert other_threads(dict(threads=1), dict(device_type="cuda", threads=2)) == ""

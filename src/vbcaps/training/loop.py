@@ -102,7 +102,7 @@ def fit(
         data_folder: the folder of the datasets; by default ``VBCAPS_DATA``, else the user's cache.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"`` or ``"auto"``, which takes a GPU if there is one.
         resume: resume from the state in the folder, which no longer needs ``weights``; a finished run is not repeated.
-        deterministic: give the same bits for the same seed on the same device, cuDNN's convolutions included.
+        deterministic: give the same bits for the same seed, device and number of threads, also of cuDNN.
         tensorboard: also write TensorBoard's event files.
         on_event: a function that is called with each ``Event`` of the run (``vbcaps.training.events``). If it raises
             an exception, the run is saved and ends. Under torchrun only the first process calls it, and writes.

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import time
+import warnings
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from vbcaps import disk
 from vbcaps.data import Split, View
 from vbcaps.models import current_names
 from vbcaps.training.checkpoint import State, check_same, is_number, pack_state, unpack_state
-from vbcaps.training.environment import commit, environment, with_resumption
+from vbcaps.training.environment import commit, environment, other_threads, with_resumption
 from vbcaps.training.evaluate import Evaluation
 from vbcaps.training.events import Event, Kind
 from vbcaps.training.files import RunError, Writer, check_writable, inner_folder, lock, read_json, write, write_json
@@ -167,7 +168,10 @@ class RunLog:
             return
         now, file = environment(self.device, self.group.size), self.folder / "environment.json"
         if resume and file.exists():
-            now = with_resumption(read_json(file), now)
+            before = read_json(file)
+            if sentence := other_threads(before, now):
+                warnings.warn(f"{self.folder} {sentence}", stacklevel=2)
+            now = with_resumption(before, now)
         elif self.began_with is not None:
             now |= dict(began_with=self.began_with)
         write_json(file, now)
