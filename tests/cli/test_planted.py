@@ -148,3 +148,15 @@ def test_every_python_of_ours_starts_without_the_working_folder():
             if "python" in line and (" -m " in line or " -c " in line) and " -P " not in line and line[0] != "#":
                 wrong.append(f"{path.relative_to(ROOT)}:{number}")
     assert not wrong
+
+
+def test_the_library_never_forks():
+    """A fork while another thread computes waits forever; a program that is started anew does not."""
+    forks = {"os.fork", "os.forkpty", "pty.fork", "ProcessPoolExecutor"}
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                assert ast.unparse(node.func) not in forks, path
+                assert not [one.arg for one in node.keywords if one.arg in ("preexec_fn", "num_workers")], path
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                assert "multiprocessing" not in ast.unparse(node), path
