@@ -8,7 +8,7 @@ import io
 import os
 import shutil
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -38,6 +38,13 @@ HUGE = 20 * 10**9
 DEVICES = ("/dev/zero", "/dev/full", "/dev/null", "/dev/random", "/dev/tty", "/dev/stdin")
 RUN = tiny.SMALL
 PARTS = ("recipe.json", "metrics.csv", "state.safetensors", "environment.json", "result.json", "config.json", "room")
+MADE = dict(  # further names that a folder may come to have
+    run=("latest", "seed1/x", "tensorboard"), cache=("weights", "kernels"),
+    sweep=(
+        "sweep.db-journal", "sweep.db-wal", "sweep.db-shm", ".claims/trial-0003.lock", ".claims/trial-0004.lock",
+        ".claims/sweep.lock-journal", "trial-0003", "trial-0004/state.safetensors",
+    ),
+)  # fmt: skip
 Work = Callable[[], object]
 whole: dict[str, dict[str, bytes]] = {}  # the files of each kind of folder, by name
 drawn = Random(0)  # by the seed of the change, for what is tried on the folder
@@ -64,17 +71,19 @@ def remember(kind: str, root: Path, make: Callable[[Path], object]) -> None:
     (root / "elsewhere" / "secret").write_bytes(b"precious")
 
 
-def change(kind: str, names: Iterable[str]) -> Callable[[Path, Random], Path]:
+def change(kind: str) -> Callable[[Path, Random], Path]:
     """Return what replaces some files of a folder, or names that it may come to have, by something odd."""
 
     def changed(root: Path, random: Random) -> Path:
         drawn.seed(random.random())
-        there = [*whole[kind], *names, *(f".{part}.part" for part in PARTS)]
+        there = [*whole[kind], *MADE.get(kind, ()), *(f".{part}.part" for part in PARTS)]
         for _ in range(1 + int(random.expovariate(0.8))):
             name = random.choice(there)
             path = root / kind / name
             if random.random() < 0.1 and path.parent != root / kind:
                 path = path.parent
+            if any(parent.is_symlink() for parent in path.parents if parent.is_relative_to(root)):
+                continue  # nothing is made through a link that leads elsewhere
             with suppress(OSError):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)

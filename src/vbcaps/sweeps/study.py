@@ -166,7 +166,11 @@ class Study:
                 raise RunError(
                     f"{self.where} is damaged: trial {trial.number} has {name} = {shortened(trial.user_attrs[name])}"
                 )
-        check_words(trial.user_attrs)
+        try:
+            check_words(trial.user_attrs)
+        except ValueError as error:
+            words = f"trial {trial.number} has words with control characters"
+            raise RunError(f"{self.where} is damaged: {words}") from error
 
     def _draw(self) -> "optuna.trial.FrozenTrial":
         """Draw a setting; that of a grid, and after many repetitions any, is the next that no trial has."""

@@ -394,7 +394,8 @@ class RunLog:
             fields |= dict(folder=self.folder, recipe=self.recipe, weights=self.folder / fields["weights"])
             return Result(**fields)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            why = error if isinstance(error, ValueError) else "its fields are not those of a result"
+            said = isinstance(error, ValueError) and not isinstance(error, UnicodeDecodeError)
+            why = error if said else "its fields are not those of a result"
             raise RunError(f"{path} is damaged ({why}): remove it, and resume, to test again") from error
 
     @property
