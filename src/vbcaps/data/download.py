@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import time
 import urllib.error
 import urllib.request
 import zipfile
@@ -21,6 +22,7 @@ from vbcaps.disk import NO_LINK, NO_WAIT, opened
 
 DISK = (errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EROFS)  # no mirror helps
 BLOCK, TIMEOUT = 1 << 18, 30  # bytes, seconds without a byte
+PATIENCE, SLOWEST = 60.0, 1000  # seconds after which a download must have had so many bytes a second
 Progress = Callable[[str, int, int | None], None]  # name of the file, bytes so far, bytes in all where known
 
 
@@ -145,8 +147,12 @@ def _download(address: str, part: Path, file: OfficialFile, progress: Progress |
             left = response.headers.get("Content-Length")
             total = done + int(left) if left and left.isascii() and left.isdigit() else file.size
             most = max(file.size or file.most, have)
-            while block := response.read(min(BLOCK, most + 1 - done)):
+            begun, before = time.monotonic(), done
+            while block := response.read1(min(BLOCK, most + 1 - done)):  # what has come, so that the clock is looked at
                 out.write(block)
+                took = time.monotonic() - begun
+                if took > PATIENCE and done + len(block) - before < SLOWEST * took:
+                    raise DataError(f"it sends less than {SLOWEST:,} bytes a second")
                 done += len(block)
                 if progress:
                     progress(file.name, done, total)

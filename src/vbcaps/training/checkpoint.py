@@ -60,7 +60,7 @@ def sum_of(tensors: Mapping[str, Tensor], fields: Mapping[str, Any]) -> str:
     for name in sorted(tensors):
         x = tensors[name].contiguous()
         total.update(f"\n{name} {x.dtype} {tuple(x.shape)}\n".encode())
-        total.update(x.reshape(-1).view(torch.uint8).numpy())
+        total.update(x.reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()
 
 

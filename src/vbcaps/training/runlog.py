@@ -444,7 +444,10 @@ class Board:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise RunError("TensorBoard's files need tensorboard: pip install 'vbcaps[tensorboard]'") from error
-        self.writer = SummaryWriter(str(inner_folder(folder / "tensorboard")), purge_step=epoch + 1)
+        try:
+            self.writer = SummaryWriter(str(inner_folder(folder / "tensorboard")), purge_step=epoch + 1)
+        except OSError as error:
+            raise RunError(f"cannot write in {folder / 'tensorboard'}: {error.strerror}") from error
 
     def write(self, row: dict[str, Any]) -> None:
         for name, value in row.items():
