@@ -223,6 +223,19 @@ def test_a_folder_within_that_is_a_link_is_refused(tmp_path, place):
     assert not list((tmp_path / "other").iterdir())
 
 
+def test_a_file_in_the_place_of_tensorboards_folder_is_named(tmp_path):
+    pytest.importorskip("tensorboard")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "tensorboard").write_bytes(b"damaged")
+    with tiny.in_place_of_data(), pytest.raises(RunError, match=r"cannot write in .*tensorboard: "):
+        fit(tiny.recipe(**tiny.SMALL), tmp_path / "run", device="cpu", tensorboard=True)
+    (tmp_path / "run" / "tensorboard").unlink()
+    (tmp_path / "run" / "tensorboard").mkdir()
+    (tmp_path / "run" / "tensorboard" / "events.out.tfevents.1.here").write_bytes(b"\xff" * 100)  # is not read
+    with tiny.in_place_of_data():
+        fit(tiny.recipe(**tiny.SMALL), tmp_path / "run", device="cpu", tensorboard=True, resume=True)
+
+
 def test_a_picture_is_not_drawn_through_a_link(tmp_path, elsewhere):
     pytest.importorskip("matplotlib")
     from vbcaps.figures.run import new_figure, save

@@ -157,7 +157,8 @@ def mapped(entry: Path, count: int, side: int) -> Tensor | None:
     """Return the decoded images in a file, mapped into memory; None if there is no such file, or another one."""
     try:
         array = map_npy(no_link(no_link(entry.parent) / entry.name), "c")
-        os.utime(entry)  # it has been used
+        with contextlib.suppress(PermissionError):  # another user's, in a cache of several
+            os.utime(entry)  # it has been used
     except (OSError, ValueError):
         return None
     fits = array.ndim == 4 and array.shape[0] == count and array.shape[2:] == (side, side) and array.flags.c_contiguous
