@@ -297,7 +297,7 @@ def test_two_runs_begun_at_once_do_not_share_a_folder(tmp_path, tiny_data):
     ("name", "content", "message"),
     [
         ("result.json", "", r"result.json is damaged \(.*\): remove it, and resume, to test again"),
-        ("result.json", "{}", r"result.json is damaged \('test'\): remove it"),
+        ("result.json", "{}", r"result.json is damaged \(it has no 'test'\): remove it"),
         ("result.json", "[]", "result.json is damaged"),
         ("recipe.json", "[]", r"cannot read .*recipe.json: it has no fields"),
         ("recipe.json", "3", r"cannot read .*recipe.json: it has no fields"),

@@ -395,7 +395,8 @@ class RunLog:
             return Result(**fields)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             said = isinstance(error, ValueError) and not isinstance(error, UnicodeDecodeError)
-            why = error if said else "its fields are not those of a result"
+            missing = f"it has no {error}" if isinstance(error, KeyError) else "its fields are not those of a result"
+            why = error if said else missing
             raise RunError(f"{path} is damaged ({why}): remove it, and resume, to test again") from error
 
     @property
