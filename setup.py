@@ -1,7 +1,8 @@
 """Build the C++ kernels for each instruction set into the package; everything else is in pyproject.toml.
 
-Without a compiler the package installs all the same, and routing runs on the reference, which says so once.
-`VBCAPS_REQUIRE_KERNELS=1`, which the release sets, makes this an error.
+Without a compiler the package installs all the same, as a wheel for any platform, and routing runs on the reference,
+which says so once. `VBCAPS_REQUIRE_KERNELS=1` makes this an error. It is the default of a release build, which
+cibuildwheel makes, or a tag; `VBCAPS_REQUIRE_KERNELS=0` allows a release without kernels.
 """
 
 import importlib.util
@@ -43,12 +44,19 @@ class BuildKernels(build_ext):
 
 
 class PlatformWheel(bdist_wheel):
-    """A wheel for one platform and every Python: ctypes loads the kernels, which know nothing of Python."""
+    """A wheel for every Python: ctypes loads the kernels, which know nothing of Python.
+
+    It is for one platform, unless it has no kernels: a mirror or a cache must not give such a wheel for one that has.
+    """
 
     def get_tag(self):
-        return "py3", "none", super().get_tag()[2]
+        built = Path(self.get_finalized_command("build_ext").build_lib)
+        self.root_is_pure = not any(built.glob("vbcaps/kernels/cpu/kernels_*.so"))
+        return "py3", "none", "any" if self.root_is_pure else super().get_tag()[2]
 
 
+release = "CIBUILDWHEEL" in os.environ or os.environ.get("GITHUB_REF_TYPE") == "tag"
+required = os.environ.get("VBCAPS_REQUIRE_KERNELS", "1" if release else "0") == "1"
 setup(
     cmdclass=dict(build_ext=BuildKernels, bdist_wheel=PlatformWheel),
     ext_modules=[
@@ -56,7 +64,7 @@ setup(
             f"vbcaps.kernels.cpu.kernels_{variant}",
             [(CPU / source).as_posix() for source in kernels.SOURCES],
             depends=[(CPU / header).as_posix() for header in kernels.HEADERS],
-            optional=os.environ.get("VBCAPS_REQUIRE_KERNELS") != "1",
+            optional=not required,
         )
         for variant in kernels.variants()
     ],

@@ -26,7 +26,7 @@ def train(source: str, seed: int, epochs: int | None) -> tuple[float, float]:
     environment = os.environ | dict(PYTHONPATH=source)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "run")
-        command = [sys.executable, "-m", "vbcaps", "train", "--quiet", "--seed", str(seed), "--out", str(out)]
+        command = [sys.executable, "-P", "-m", "vbcaps", "train", "--quiet", "--seed", str(seed), "--out", str(out)]
         command += [] if epochs is None else ["--epochs", str(epochs)]
         start = time.perf_counter()
         subprocess.run(command, check=True, env=environment)

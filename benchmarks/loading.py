@@ -89,7 +89,7 @@ def extracted(commit: str, folder: Path) -> Path:
 def loaded(source: Path, name: str, data: Path, loads: int, cache: Path) -> dict:
     """Load a dataset by the code in a folder, in a process of its own."""
     environment = os.environ | dict(PYTHONPATH=str(source), OMP_NUM_THREADS="1", VBCAPS_CACHE=str(cache))
-    command = [sys.executable, "-c", CODE, name, str(data), str(loads)]
+    command = [sys.executable, "-P", "-c", CODE, name, str(data), str(loads)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
     return json.loads(done.stdout)
 

@@ -85,7 +85,7 @@ def main() -> None:
 
 def runs(python: str) -> bool:
     found = shutil.which(python)
-    return found is not None and subprocess.run([found, "-c", ""], capture_output=True).returncode == 0
+    return found is not None and subprocess.run([found, "-P", "-c", ""], capture_output=True).returncode == 0
 
 
 def built(made: Path) -> tuple[Path, Path]:
@@ -97,7 +97,7 @@ def built(made: Path) -> tuple[Path, Path]:
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, source / name)
     variables = {**os.environ, "VBCAPS_REQUIRE_KERNELS": "1"}
-    run([sys.executable, "-m", "build", "--outdir", dist, source], made, variables)
+    run([sys.executable, "-P", "-m", "build", "--outdir", dist, source], made, variables)
     (archive,), (wheel,) = dist.glob("*.tar.gz"), dist.glob("*.whl")
     return archive, wheel
 
@@ -115,8 +115,8 @@ def check(archive: Path, wheel: Path) -> None:
     with tarfile.open(archive) as packed:
         if binary := [name for name in packed.getnames() if name.endswith((".so", ".pyc"))]:
             sys.exit(f"{archive.name}: has {binary[0]}, which is no source")
-    run([sys.executable, "-m", "twine", "check", "--strict", archive, wheel], ROOT)
-    run([sys.executable, "-m", "check_wheel_contents", wheel], ROOT)
+    run([sys.executable, "-P", "-m", "twine", "check", "--strict", archive, wheel], ROOT)
+    run([sys.executable, "-P", "-m", "check_wheel_contents", wheel], ROOT)
     for package in (archive, wheel):
         print(f"{package.name}: {package.stat().st_size / 1e6:.2f} MB")
 
@@ -159,9 +159,9 @@ def tried(python: str, package: Path, compiler: bool, made: Path, path: str | No
 
 def installed(python: str, package: Path, compiler: bool, folder: Path) -> Environment:
     """Make a virtual environment with a package in it."""
-    run([python, "-m", "venv", folder / "env"], folder)
+    run([python, "-P", "-m", "venv", folder / "env"], folder)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("VBCAPS_", "PYTHON", "CXX"))}
-    kept |= dict(PIP_CACHE_DIR=run([sys.executable, "-m", "pip", "cache", "dir"], folder).strip())
+    kept |= dict(PIP_CACHE_DIR=run([sys.executable, "-P", "-m", "pip", "cache", "dir"], folder).strip())
     programs = str(folder / "env" / "bin")
     kept |= dict(XDG_CACHE_HOME=str(folder / "cache"), TMPDIR=str(folder))
     kept["PATH"] = os.pathsep.join([programs, os.environ["PATH"]]) if compiler else programs
@@ -169,8 +169,8 @@ def installed(python: str, package: Path, compiler: bool, folder: Path) -> Envir
     pinned = (ROOT / "constraints.txt").read_text().splitlines()
     constraints = folder / "constraints.txt"  # without Triton's version, which PyTorch for CUDA chooses itself
     constraints.write_text("\n".join(line for line in pinned if not line.startswith("triton==")))
-    environment.run("python", "-m", "pip", "install", "--quiet", "-c", constraints, package)
-    environment.run("python", "-m", "pip", "check")
+    environment.run("python", "-P", "-m", "pip", "install", "--quiet", "-c", constraints, package)
+    environment.run("python", "-P", "-m", "pip", "check")
     return environment
 
 

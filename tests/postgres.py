@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,6 +35,13 @@ def has_user(name: str) -> bool:
 @contextmanager
 def server() -> Iterator[str]:
     """Start a server; yield the URL of its database."""
+    with restarting() as (url, _):
+        yield url
+
+
+@contextmanager
+def restarting() -> Iterator[tuple[str, Callable[[], None]]]:
+    """Start a server; yield the URL of its database, and what stops the server at once and starts it again."""
     folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))  # short: the path of a socket has at most 107 letters
     other = os.geteuid() == 0
     if other:
@@ -52,7 +59,8 @@ def server() -> Iterator[str]:
         options = f"-k {folder} -c listen_addresses='' -F"
         call("pg_ctl", "-D", data, "-w", "-l", str(folder / "log"), "-o", options, "start")
         try:
-            yield f"postgresql://postgres@/postgres?host={folder}"
+            start = ("-D", data, "-m", "immediate", "-w", "-l", str(folder / "log"), "-o", options, "restart")
+            yield f"postgresql://postgres@/postgres?host={folder}", lambda: call("pg_ctl", *start)
         finally:
             call("pg_ctl", "-D", data, "-m", "immediate", "stop")
     finally:

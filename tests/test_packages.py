@@ -58,7 +58,9 @@ def make(checkout, what, **environment):
     """Build a wheel or a source archive; return its path and the names in it."""
     code = f"from setuptools import build_meta as b; print(b.build_{what}('..'))"
     run = [sys.executable, "-c", code]
-    done = subprocess.run(run, cwd=checkout, capture_output=True, text=True, env=os.environ | environment)
+    release = ("VBCAPS_REQUIRE_KERNELS", "CIBUILDWHEEL", "GITHUB_REF_TYPE")
+    kept = {name: value for name, value in os.environ.items() if name not in release}
+    done = subprocess.run(run, cwd=checkout, capture_output=True, text=True, env=kept | environment)
     if done.returncode:
         raise RuntimeError(done.stdout + done.stderr)
     path = checkout.parent / done.stdout.splitlines()[-1]
@@ -81,13 +83,26 @@ def test_a_wheel_holds_kernels_for_each_instruction_set_and_is_for_any_python(ch
     assert "vbcaps/py.typed" in names
 
 
-def test_without_a_compiler_the_package_is_built_without_kernels_unless_they_are_required(checkout):
+def test_without_a_compiler_the_package_is_built_without_kernels_for_any_platform(checkout):
     nothing = dict(PATH=str(checkout / "no-such-folder"), CXX="")
-    _, names = make(checkout, "wheel", **nothing)
+    path, names = make(checkout, "wheel", **nothing)
     assert "vbcaps/__init__.py" in names
     assert not any(name.endswith(".so") for name in names)
+    assert path.name.endswith("-py3-none-any.whl")  # not the name of a wheel with kernels
+    with zipfile.ZipFile(path) as wheel:
+        (about,) = (name for name in names if name.endswith(".dist-info/WHEEL"))
+        assert {b"Root-Is-Purelib: true", b"Tag: py3-none-any"} <= {*wheel.read(about).splitlines()}
+
+
+@pytest.mark.parametrize(
+    "environment", [dict(VBCAPS_REQUIRE_KERNELS="1"), dict(CIBUILDWHEEL="1"), dict(GITHUB_REF_TYPE="tag")]
+)
+def test_a_release_is_not_built_without_kernels(checkout, environment):
+    nothing = dict(PATH=str(checkout / "no-such-folder"), CXX="")
     with pytest.raises(RuntimeError, match=r"there is no C\+\+ compiler"):
-        make(checkout, "wheel", **nothing, VBCAPS_REQUIRE_KERNELS="1")
+        make(checkout, "wheel", **nothing, **environment)
+    if "VBCAPS_REQUIRE_KERNELS" not in environment:
+        make(checkout, "wheel", **nothing, **environment, VBCAPS_REQUIRE_KERNELS="0")
 
 
 def test_a_source_archive_has_all_that_a_wheel_is_built_from(checkout):

@@ -38,7 +38,7 @@ def main() -> None:
     """Read the command line, try every reader, print what was found, and end with 1 if there was anything."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, help="how long, all readers together; default: --count")
-    parser.add_argument("--count", type=int, default=300, help="changes of each reader")
+    parser.add_argument("--count", type=int, default=300, help="changes of each reader, fewer of slow ones")
     parser.add_argument("--reader", action="append", choices=HARNESSES, help="only this one; may be given again")
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--write", action="store_true", help=f"write a row for each reader to {RECORD.name}")
@@ -56,7 +56,10 @@ def main() -> None:
         if options.corpus:
             rows = tried_corpus(readers, Path(folder))
         else:
-            rows = tried(readers, Path(folder), options.seed, options.count, options.minutes)
+            counts = {
+                name: options.count if options.reader else options.count // HARNESSES[name].slow for name in readers
+            }
+            rows = tried(counts, Path(folder), options.seed, options.minutes)
     for row in rows:
         numbers = f"{row['changes']:7,d} changes  {row['refused']:7,d} refused  {row['findings']} findings"
         print(f"{row['reader']:10s} {numbers}")
@@ -65,13 +68,13 @@ def main() -> None:
     sys.exit(any(row["findings"] for row in rows))
 
 
-def tried(readers: list[str], folder: Path, seed: int, count: int, minutes: float | None) -> list[dict[str, Any]]:
-    """Try readers in turns; return a row for each."""
-    cases = {name: Case(HARNESSES[name], folder / name) for name in readers}
-    rows = {name: row_of(name, seed) for name in readers}
+def tried(counts: dict[str, int], folder: Path, seed: int, minutes: float | None) -> list[dict[str, Any]]:
+    """Try readers in turns, each so often as ``counts`` says if no time is given; return a row for each."""
+    cases = {name: Case(HARNESSES[name], folder / name) for name in counts}
+    rows = {name: row_of(name, seed) for name in counts}
     end = None if minutes is None else time.monotonic() + 60 * minutes
     while True:
-        for name in readers:
+        for name, count in counts.items():
             row = rows[name]
             first = seed + row["changes"]
             last = first + BATCH if end is not None else min(first + BATCH, seed + count)
@@ -88,7 +91,8 @@ def tried(readers: list[str], folder: Path, seed: int, count: int, minutes: floa
                 print(f"{name} --seed {at}: {what}", flush=True)
         total, found = (sum(row[what] for row in rows.values()) for what in ("changes", "findings"))
         print(f"{total:,} changes, {found} findings", file=sys.stderr, flush=True)
-        if all(row["changes"] >= count for row in rows.values()) if end is None else time.monotonic() > end:
+        done = all(row["changes"] >= counts[name] for name, row in rows.items())
+        if done if end is None else time.monotonic() > end:
             return list(rows.values())
 
 

@@ -53,7 +53,7 @@ def in_new_process(arguments: argparse.Namespace, folder: Path) -> dict[str, obj
     for part in ("kill", "compare"):
         code = f"import sys; sys.path[:0] = {[str(TESTS), str(Path(__file__).parent)]!r}; import kills; kills.{part}()"
         done = subprocess.run(
-            [sys.executable, "-c", code, *map(str, words)], env=environment, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-P", "-c", code, *map(str, words)], env=environment, stdout=subprocess.PIPE, text=True
         )
         if done.returncode:
             raise SystemExit(f"{part} failed, with the output above")

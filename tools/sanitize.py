@@ -55,7 +55,7 @@ def run(words: list[str], folder: str) -> int:
         VBCAPS_CACHE=folder,
         LD_PRELOAD=preloaded(compiler),
     )
-    command = [sys.executable, "-m", "pytest", "-q", "--capture=sys", *words]
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "--capture=sys", *words]
     return subprocess.run(command, cwd=ROOT, env=os.environ | OPTIONS | kernels).returncode
 
 

@@ -2,7 +2,9 @@
 
 import gzip
 import hashlib
+import os
 import threading
+import time
 import zipfile
 from pathlib import Path
 
@@ -254,3 +256,37 @@ def test_files_of_medmnist_are_fetched_by_size_and_held_to_their_md5(server, tmp
     official.flip(row.path)
     (row,) = check("breastmnist_64", tmp_path)
     assert (row.state, row.note) == ("damaged", "its MD5 is not the published one")
+
+
+class Dripping:
+    """An answer that sends a byte at a time and never ends."""
+
+    status, headers = 200, {}
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def read1(self, size):
+        time.sleep(0.01)
+        return b"x"
+
+
+def test_a_download_that_never_ends_is_given_up(mnist, tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "PATIENCE", 0.1)
+    monkeypatch.setattr("urllib.request.urlopen", lambda request, timeout: Dripping())
+    began = time.monotonic()
+    with pytest.raises(DataError, match="it sends less than 1,000 bytes a second"):
+        fetch("mnist", tmp_path)
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_pipe_in_the_place_of_an_earlier_attempt(server, mnist, tmp_path, kind):
+    (tmp_path / "mnist").mkdir()
+    part = tmp_path / "mnist" / f"{mnist[0].name}.part"
+    os.mkfifo(part) if kind == "pipe" else part.symlink_to("/dev/full")
+    fetch("mnist", tmp_path)
+    assert states("mnist", tmp_path) == ["ok"] * 4

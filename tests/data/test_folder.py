@@ -1,6 +1,10 @@
 """Folders of images as people have them."""
 
+import errno
+import os
+import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +13,9 @@ import pytest
 import torch
 from PIL import Image
 
-from vbcaps.data import DataError, load_dataset, read_image
+from vbcaps.data import DataError, image_files, load_dataset, read_image
 from vbcaps.data.folder import survey
+from vbcaps.data.pixels import Form, decode, read_header
 
 RED, GREEN = (250, 0, 0), (0, 250, 0)
 
@@ -226,3 +231,61 @@ def test_a_folder_too_far_up_is_pointed_down(tmp_path):
     colours(tmp_path / "up" / "photos", n=3)
     with pytest.raises(DataError, match=r"has one class only, photos: .*did you mean .*up/photos"):
         load_dataset(tmp_path / "up")
+
+
+def test_grey_of_ten_bits(tmp_path):
+    """A PGM file may say that 1023 is white; Pillow scales to 65535."""
+    (tmp_path / "a.pgm").write_bytes(b"P5\n9 8\n1023\n" + np.full((8, 9), 1023, ">u2").tobytes())
+    header = read_header(tmp_path / "a.pgm", "auto")
+    assert header.form == Form(1, "uint16")
+    assert decode(tmp_path / "a.pgm", 8, header.form).tolist() == np.full((1, 8, 8), 65535).tolist()
+    assert read_image(tmp_path / "a.pgm", 8, 1).unique().tolist() == [255]
+
+
+def unreadable(monkeypatch, folder: Path) -> None:
+    """Refuse to list a folder, as the system does unless one is root."""
+    scandir, iterdir = os.scandir, Path.iterdir
+
+    def refuse(path: object) -> None:
+        if Path(os.fspath(path)) == folder:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", lambda path=".": refuse(path) or scandir(path))
+    monkeypatch.setattr(Path, "iterdir", lambda path: refuse(path) or iterdir(path))
+
+
+@pytest.mark.parametrize("inner", [".", "deeper", "deeper/yet"])
+def test_a_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch, inner):
+    colours(tmp_path, 2)
+    folder = tmp_path / "red" / inner
+    folder.mkdir(parents=True, exist_ok=True)
+    save(tmp_path / "red" / "more.png", (255, 0, 0))
+    unreadable(monkeypatch, folder)
+    for read in (load_dataset, survey, lambda path: image_files(path / "red")):
+        with pytest.raises(DataError, match=rf"{re.escape(str(folder))}: cannot be listed \(Permission denied\)"):
+            read(tmp_path)
+
+
+def test_a_hidden_folder_that_cannot_be_listed_is_passed_over(tmp_path, monkeypatch):
+    colours(tmp_path, 2)
+    (tmp_path / "red" / ".cache").mkdir()
+    unreadable(monkeypatch, tmp_path / "red" / ".cache")
+    assert load_dataset(tmp_path).classes == ("green", "red")
+
+
+def test_three_thousand_folders_one_in_another_are_refused(tmp_path):
+    colours(tmp_path, 2)
+    here = os.open(".", os.O_RDONLY)
+    os.chdir(tmp_path / "red")
+    try:
+        for _ in range(3000):  # a path of so many names is too long for the system, so one goes down step by step
+            os.mkdir("d")
+            os.chdir("d")
+        os.fchdir(here)
+        for read in (load_dataset, survey, lambda path: image_files(path / "red")):
+            with pytest.raises(DataError, match=r"red: has folders more than 100 deep, one in another"):
+                read(tmp_path)
+    finally:
+        os.fchdir(here)
+        os.close(here)
+        subprocess.run(["rm", "-rf", str(tmp_path / "red")], check=True)

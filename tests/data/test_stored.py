@@ -196,3 +196,34 @@ def test_images_in_a_file_behave_like_a_tensor():
     assert isinstance(split.to("cpu").images, Images)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         images.nothing  # noqa: B018
+
+
+def test_the_cache_of_another_user_is_read(photos, monkeypatch):
+    """Who may not change the times of a file decodes nothing again."""
+    in_file(monkeypatch)
+    first = load_dataset(photos, size=20).train.images.load()
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(store.os, "utime", refuse)
+    monkeypatch.setattr(store, "_decode_all", refuse)
+    assert torch.equal(load_dataset(photos, size=20).train.images.load(), first)
+
+
+@pytest.mark.parametrize("kind", ["folder", "entry"])
+def test_a_cache_that_is_a_link_is_not_written_through(photos, monkeypatch, tmp_path, kind):
+    in_file(monkeypatch)
+    load_dataset(photos, size=20)
+    (entry,) = entries(photos)
+    place = entry.parent if kind == "folder" else entry
+    place.rename(tmp_path / "elsewhere")
+    place.symlink_to(tmp_path / "elsewhere")
+    before = sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "elsewhere").rglob("*"))
+    if kind == "folder":
+        with pytest.raises(DataError, match=r"decoded images cannot be kept there .it is a link"):
+            load_dataset(photos, size=20)
+    else:
+        load_dataset(photos, size=20)
+        assert not entry.is_symlink()
+    assert before == sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "elsewhere").rglob("*"))

@@ -3,8 +3,12 @@
 import http.client
 import io
 import json
+import socket
 import threading
-from contextlib import contextmanager
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +23,8 @@ from vbcaps.explore.pictures import MOST_BYTES
 
 uvicorn = pytest.importorskip("uvicorn", reason="the server's tests need the extra: pip install 'vbcaps[explore]'")
 
-from vbcaps.explore.server import MOST_JSON, app_of, listen  # noqa: E402
+from vbcaps.explore import limits  # noqa: E402
+from vbcaps.explore.server import MOST_JSON, listen, server_of  # noqa: E402
 
 JSON = {"content-type": "application/json"}
 
@@ -28,7 +33,7 @@ JSON = {"content-type": "application/json"}
 def serving(explorer):
     """Serve in a thread; yield the port."""
     with listen(None) as one:
-        server = uvicorn.Server(uvicorn.Config(app_of(explorer), log_level="error"))
+        server = server_of(explorer)
         thread = threading.Thread(target=server.run, kwargs=dict(sockets=[one]), daemon=True)
         thread.start()
         yield one.getsockname()[1]
@@ -188,3 +193,67 @@ def test_the_command_serves_and_opens_the_page(monkeypatch):
     assert "http://127.0.0.1:" in said
     assert served
     assert opened.is_set()
+
+
+@pytest.fixture
+def hurried(monkeypatch):
+    """A server that waits for a second, and for twenty connections."""
+    monkeypatch.setattr(limits, "PATIENCE", 1.0)
+    monkeypatch.setattr(limits, "MOST_CONNECTIONS", 20)
+    with serving(Explorer(Networks())) as port:
+        yield port
+
+
+def live(connections):
+    """Return how many connections the server has not ended."""
+    found = 0
+    for one in connections:
+        one.settimeout(0.01)
+        try:
+            while one.recv(4096):
+                pass
+        except TimeoutError:
+            found += 1
+        except OSError:
+            pass
+    return found
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"", b"POST /api/upload?mo",
+        b"POST /api/upload?model=x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 7000000\r\n\r\n" + bytes(100_000),
+        b"POST /api/look HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\nGET /half",
+    ],
+    ids=["nothing", "half a head", "half an upload", "half of JSON", "half a second head"],
+)  # fmt: skip
+def test_half_open_requests_end_in_time_and_others_are_served(hurried, head):
+    held = []
+    for _ in range(60):
+        held.append(socket.create_connection(("127.0.0.1", hurried)))
+        with suppress(OSError):
+            held[-1].sendall(head)
+    time.sleep(0.3)
+    assert live(held) <= 20
+    time.sleep(4.0)  # of uploads four wait at a time for their bodies, and the others for a slot
+    assert live(held) == 0
+    assert ask(hurried, "/api/catalogue")[0] == 200
+    for one in held:
+        one.close()
+
+
+def test_uploads_wait_for_each_other_and_do_not_fill_the_memory(port):
+    content = bytes(7_000_000)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = resident("VmRSS")
+    with ThreadPoolExecutor(60) as pool:
+        answers = list(pool.map(lambda _: ask(port, f"/api/upload?model={FIRST}", content, {})[0], range(60)))
+    assert set(answers) <= {400, 503}
+    assert answers.count(400) > 30
+    assert resident("VmHWM") - before < 150e6
+
+
+def resident(field):
+    return int(Path("/proc/self/status").read_text().split(f"{field}:")[1].split()[0]) * 1024

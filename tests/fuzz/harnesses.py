@@ -13,6 +13,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 import numpy as np
+import odd
 import official_files as official
 import tiny
 import torch
@@ -42,6 +43,7 @@ class Harness(NamedTuple):
     errors: tuple[type[Exception], ...] = (DataError,)
     bound: int = 256 * MB  # resident beyond what was before
     change: Callable[[Path, Random], Path] | None = None  # changes the folder in another way than by one file
+    slow: int = 1  # how many times fewer changes are tried where all readers are
 
 
 def dataset(name: str, **options: Any) -> Callable[[Path, Path], object]:
@@ -295,6 +297,10 @@ HARNESSES: dict[str, Harness] = {
     "weights": Harness(make_weights, lambda root, changed: vbcaps.load(changed), (RunError,)),
     "state": Harness(make_state, lambda root, changed: unpack_state(changed.read_bytes(), str(changed)), (RunError,)),
     "recipes": Harness(make_recipe, read_run, (RunError,)),
+    "runs": Harness(odd.make_run, odd.use_run, (RunError,), change=odd.change("run"), slow=10),
+    "sweeps": Harness(odd.make_sweep, odd.use_sweep, (RunError,), 512 * MB, odd.change("sweep"), slow=10),
+    "hubs": Harness(odd.make_hub, odd.use_hub, (RunError,), change=odd.change("hub"), slow=10),
+    "caches": Harness(odd.make_cache, odd.use_cache, (RunError, DataError), change=odd.change("cache"), slow=10),
     "flags": Harness(make_flags, read_flags, (ValueError,), change=change_flags),
 }
 

@@ -38,7 +38,7 @@ FOLDERS = {
     "os.chown": 3,
 }  # fmt: skip
 LINKS = ("os.symlink", "os.link")
-NAMES_ONLY = ("os.remove", "os.rename", "os.rmdir", *LINKS)  # of a link, they change the link itself
+NAMES_ONLY = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", *LINKS)  # of a link, they change the link itself
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 

@@ -185,3 +185,19 @@ def test_a_connection_that_breaks_ends_the_claim_and_not_the_sweep(tmp_path):
         assert len(three.trials()) == 2
     with pytest.raises(RunError, match=r"the database of the sweep does not answer: "):
         one.take()
+
+
+@pytest.mark.skipif(bool(postgres.why_no_server()), reason=postgres.why_no_server() or "there is a server")
+def test_a_server_that_restarts_ends_claims_and_loses_no_result(tmp_path):
+    with postgres.restarting() as (url, restart):
+        one, two = open_sweep(tmp_path / "s", plan(), url), open_sweep(tmp_path / "s", storage=url)
+        first, second = one.take(), two.take()
+        restart()
+        assert one.tell(first, 0.1, epochs=1)  # nobody took it meanwhile
+        again = one.take()  # the claim of the other worker has ended with its connection
+        assert (again.number, again.starts) == (second.number, 2)
+        assert not two.tell(second, 0.2)
+        assert one.tell(again, 0.3)
+        assert [trial.error for trial in two.trials()] == [0.1, 0.3]
+        for study in (one, two):
+            study.close()

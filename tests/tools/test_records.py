@@ -19,6 +19,7 @@ from vbcaps.training.evaluate import wilson
 from vbcaps.training.loop import fit_seeds
 from vbcaps.training.recipe import Recipe
 from vbcaps.training.recipes import EXPERIMENTS, RECIPES, parameters, recipe
+from vbcaps.training.runfolder import sums_of
 from vbcaps.weights.file import read_weights
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +60,10 @@ def places(tmp_path):
 
 
 def change(path, **fields):
+    """Change a file as if the run had written it so."""
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    if path.name == "recipe.json" and "sums" in path.with_name("result.json").read_text():
+        change(path.with_name("result.json"), sums=sums_of(path.parent))
 
 
 def put(places, *words):

@@ -19,7 +19,7 @@ from vbcaps.models import CapsNet
 from vbcaps.training import loop
 from vbcaps.training.files import lock
 from vbcaps.training.learner import NonFinite
-from vbcaps.training.runfolder import read_recipe
+from vbcaps.training.runfolder import read_recipe, sums_of
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))  # as for `python tools/series.py`
@@ -177,13 +177,20 @@ def test_of_seeds_that_are_trained_together_the_one_that_fails_is_written_down(r
     assert ["failed" in line for line in lines] == [False, True, False] * 2
 
 
+def write_recipe(folder, fields):
+    """Change the recipe of a finished run as if it had been trained with it."""
+    (folder / "recipe.json").write_text(json.dumps(fields))
+    result = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps(result | dict(sums=sums_of(folder))))
+
+
 def test_a_recorded_run_of_another_series_and_name_is_not_made_again(run, fits, tmp_path):
     run("--seeds", "1")
     elsewhere = tmp_path / "results" / "series" / "other" / "same"
     elsewhere.parent.mkdir(parents=True)
     (tmp_path / "runs/series/pair/lr0.01-seed0").rename(elsewhere)
     fields = json.loads((elsewhere / "recipe.json").read_text())
-    (elsewhere / "recipe.json").write_text(json.dumps(fields | dict(name="default_twin")))
+    write_recipe(elsewhere, fields | dict(name="default_twin"))
     assert "recorded in series/other/same" in run("--seeds", "1")[0]
     assert len(fits) == 2
 
@@ -268,7 +275,7 @@ def test_a_run_of_a_recipe_that_was_otherwise_is_kept_beside_the_new_one(run, tm
     run("--record", "--seeds", "1")
     path = tmp_path / "results/series/pair/lr0.01-seed0/recipe.json"
     was = json.loads(path.read_text()) | dict(weight_decay=0.5)  # recorded when the recipe was so
-    path.write_text(json.dumps(was))
+    write_recipe(path.parent, was)
     assert run("--record", "--seeds", "1")[-1] == "1 runs are new in pair"
     assert json.loads(path.read_text()) == was
     again = read_recipe(path.parent.with_name("lr0.01-seed0-2"))

@@ -15,6 +15,7 @@ from same import assert_same_run
 from tiny import forked
 
 from vbcaps.training import files
+from vbcaps.training.checkpoint import sum_of
 from vbcaps.training.files import RunError, lock, read_json, write_json
 from vbcaps.training.loop import Event, Interrupted, fit, fit_seeds, listening
 from vbcaps.training.runfolder import read_recipe, read_result
@@ -109,7 +110,9 @@ def test_a_finished_run_says_so_and_gives_its_result(tiny_data, finished):
     result = fit(tiny.recipe(epochs=1), finished, device="cpu", resume=True, on_event=events.append).result
     assert [event.kind for event in events] == ["note"]
     assert "finished" in events[0].message
-    assert json.loads(json.dumps(result.to_json())) == read_result(finished)
+    written = read_result(finished)
+    assert written.pop("sums").keys() == {"metrics.csv", "recipe.json"}
+    assert json.loads(json.dumps(result.to_json())) == written
     assert (finished / "state.safetensors").stat().st_mtime_ns == before
 
 
@@ -168,6 +171,12 @@ def test_another_recipe_is_named_field_by_field(tmp_path, tiny_data, finished):
         fit(tiny.recipe(epochs=1, seed=5), folder, device="cpu", resume=True)
 
 
+def summed(tensors: dict, fields: dict) -> bytes:
+    """Return a state with a right checksum."""
+    fields.pop("sum")
+    return pack_tensors(tensors, fields | dict(sum=sum_of(tensors, fields)))
+
+
 def test_a_run_from_before_a_field_was_there_goes_on(tmp_path, tiny_data, finished):
     folder = half_way(finished, tmp_path)
     tensors, about = unpack_tensors((folder / "state.safetensors").read_bytes(), "state")
@@ -175,7 +184,7 @@ def test_a_run_from_before_a_field_was_there_goes_on(tmp_path, tiny_data, finish
         for field in ("stretch", "resample"):
             del recipe[field]
     (folder / "recipe.json").write_text(json.dumps(fields))
-    (folder / "state.safetensors").write_bytes(pack_tensors(tensors, about))
+    (folder / "state.safetensors").write_bytes(summed(tensors, about))
     fit(tiny.recipe(epochs=1), folder, device="cpu", resume=True)
     (folder / "recipe.json").write_text(json.dumps(fields | dict(speed=3)))
     with pytest.raises(RunError, match="a recipe has no field 'speed'"):
@@ -288,7 +297,7 @@ def test_two_runs_begun_at_once_do_not_share_a_folder(tmp_path, tiny_data):
     ("name", "content", "message"),
     [
         ("result.json", "", r"result.json is damaged \(.*\): remove it, and resume, to test again"),
-        ("result.json", "{}", r"result.json is damaged \('test'\): remove it"),
+        ("result.json", "{}", r"result.json is damaged \(it has no 'test'\): remove it"),
         ("result.json", "[]", "result.json is damaged"),
         ("recipe.json", "[]", r"cannot read .*recipe.json: it has no fields"),
         ("recipe.json", "3", r"cannot read .*recipe.json: it has no fields"),
@@ -315,7 +324,7 @@ def test_a_damaged_position_is_an_error(tmp_path, tiny_data, finished, change, m
     path = folder / "state.safetensors"
     tensors, state = unpack_tensors(path.read_bytes(), "state")
     state = {key: value for key, value in (state | change).items() if value is not None or key not in change}
-    path.write_bytes(pack_tensors(tensors, state))
+    path.write_bytes(summed(tensors, state))
     with pytest.raises(RunError, match=message):
         fit(tiny.recipe(epochs=1), folder, device="cpu", resume=True)
 

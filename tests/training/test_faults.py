@@ -11,8 +11,9 @@ import torch
 from faults import ERRORS, failing, watched
 from same import assert_same_run
 
+from vbcaps import disk
 from vbcaps.training import files
-from vbcaps.training.checkpoint import unpack_state
+from vbcaps.training.checkpoint import sum_of, unpack_state
 from vbcaps.training.files import RunError
 from vbcaps.training.loop import fit
 from vbcaps.training.runfolder import BEFORE, STATE
@@ -85,7 +86,8 @@ def begun(folder: Path, **fields: object) -> Path:
 
 def changed(state: bytes, **fields: object) -> bytes:
     tensors, header = unpack_tensors(state, "it")
-    return pack_tensors(tensors, header | fields)
+    header = {name: value for name, value in header.items() if name != "sum"} | fields
+    return pack_tensors(tensors, header | dict(sum=sum_of(tensors, header)))
 
 
 @pytest.mark.parametrize(
@@ -96,14 +98,18 @@ def changed(state: bytes, **fields: object) -> bytes:
         (lambda state: b"\x80\x04cposix\nsystem\nX\x05\0\0\0touch\x85R.", "does not begin with the length of a header"),
         (lambda state: b"PK\x03\x04" + bytes(100), "damaged or no safetensors file"),  # as torch.save writes
         (
-            lambda state: state.replace(b"vbcaps state 1", b"vbcaps state 9"),
+            lambda state: state.replace(b"vbcaps state 2", b"vbcaps state 9"),
             r"is not the state of a run that vbcaps \S+ can resume: it has the format 'vbcaps state 9', not",
         ),
         (lambda state: changed(state, epoch=[]), r"damaged: epoch is \[\]"),
-        (lambda state: changed(state, rows=[1, 2]), r"damaged: rows are \[1, 2\]"),
+        (lambda state: changed(state, rows=[1, 2]), r"damaged: a row must have numbers for epoch, .*, got 1"),
+        (
+            lambda state: changed(state, rows=[{"epoch": 1, "lass": 1.0}]),
+            r"damaged: a row must have numbers for epoch, loss, .*, got \{'epoch': 1, 'lass': 1.0\}",
+        ),
         (lambda state: changed(state, epoch=7), "damaged: it stands at epoch 7, step 0"),
     ],
-    ids=["truncated", "empty", "pickle", "zip", "version", "type", "rows", "position"],
+    ids=["truncated", "empty", "pickle", "zip", "version", "type", "rows", "row", "position"],
 )
 def test_a_bad_state_is_refused_by_name_and_the_one_before_it_offered(whole, tmp_path, content, message):
     folder = begun(tmp_path / "run")
@@ -180,7 +186,7 @@ def test_a_begun_run_on_a_disk_that_cannot_be_written_says_so(tmp_path, monkeypa
     def refuse(path: object, content: bytes) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(files, "put", refuse)
+    monkeypatch.setattr(disk, "put", refuse)
     with pytest.raises(RunError, match=r"cannot write in .*: Read-only file system; a run needs about 0 MB there"):
         fit(tiny.recipe(**tiny.SMALL), folder, device="cpu", resume=True)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before

@@ -96,3 +96,17 @@ def test_loading_needs_of_the_training_program_the_recipe_alone(tmp_path):
     done = subprocess.run([sys.executable, "-c", code, tmp_path / "x"], capture_output=True, text=True, check=True)
     needed = {"vbcaps.training.files", "vbcaps.training.recipe", "vbcaps.training.runfolder"}
     assert set(done.stdout.split()) == needed
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]", "{", "\\xff", '{"a": {}}', '{"a": {"size": "1", "sha256": "0", "dataset": "x", "test_error": 0.1}}',
+        '{"../a": {"size": 1, "sha256": "0", "dataset": "x", "test_error": 0.1}}', "[" * 10_000,
+    ],
+)  # fmt: skip
+def test_a_changed_list_of_published_networks_is_named(tmp_path, monkeypatch, content):
+    (tmp_path / "published.json").write_text(content)
+    monkeypatch.setattr(find, "FOLDER", tmp_path)
+    with pytest.raises(RunError, match=r"published\.json is damaged: install vbcaps again"):
+        find.list_models()

@@ -258,3 +258,43 @@ def test_names_that_could_not_be_read_again_are_refused_before_training(tmp_path
     assert not (tmp_path / "run").exists()
     with pytest.raises(ValueError, match="data must have no control characters"):
         Recipe(data=f"images/{ESCAPE}")
+
+
+@pytest.fixture
+def quickly():
+    """Hold a test to a second of work: what took the square of a header's length took many."""
+    began = time.process_time()
+    yield
+    assert time.process_time() - began < 1.5
+
+
+def header_of(content: bytes, **tensors: object) -> bytes:
+    """Return a file with further tensors in its header."""
+    length = int.from_bytes(content[:8], "little")
+    head = json.dumps(json.loads(content[8 : 8 + length]) | tensors).encode()
+    return len(head).to_bytes(8, "little") + head + content[8 + length :]
+
+
+def test_a_name_that_comes_twice_among_forty_thousand(quickly, tmp_path):
+    head = ("{" + "".join(f'"k{k}":1,' for k in range(40_000)) + '"k39999":1}').encode()
+    refused(tmp_path / "w.safetensors", len(head).to_bytes(8, "little") + head, "its header has 'k39999' twice")
+
+
+def test_a_class_that_comes_twice_among_many(quickly, parts, tmp_path):
+    tensors, header = unpack_tensors(parts, "it")
+    many = pack_tensors(tensors, header | dict(classes=[*(f"c{k}" for k in range(40_000)), "c39999"]))
+    refused(tmp_path / "w.safetensors", many, "classes must have different names, got 'c39999' twice")
+
+
+@pytest.mark.parametrize("shape", [[10**300] * 5000, [1] * 17, [2**63]])
+def test_a_shape_of_very_many_or_very_long_axes(quickly, parts, tmp_path, shape):
+    content = header_of(parts, x=dict(dtype="F32", shape=shape, data_offsets=[0, 4]))
+    refused(tmp_path / "w.safetensors", content, "'x' has no dtype and shape of at most 16 axes")
+
+
+def test_long_words_are_not_compared_with_short_ones(quickly, parts, tmp_path):
+    tensors, header = unpack_tensors(parts, "it")
+    recipe = header["recipe"] | {"routing" * 100_000: 1}
+    refused(tmp_path / "w.safetensors", pack_tensors(tensors, header | dict(recipe=recipe)), "a recipe has no field")
+    with pytest.raises(vbcaps.data.DataError, match="is neither a dataset nor a folder"):
+        vbcaps.data.load_dataset("mnist" * 200_000)

@@ -10,7 +10,7 @@ import io
 import json
 import os
 import sys
-from contextlib import suppress
+from contextlib import chdir, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -84,9 +84,17 @@ def main() -> None:
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+    pass_over_matplotlibrc()
     fetch.show = bars
     open_streams()
     app(prog_name="vbcaps")
+
+
+def pass_over_matplotlibrc() -> None:
+    """Keep Matplotlib from obeying a file in the working folder, which may be a stranger's: it can have TeX started."""
+    if os.path.lexists("matplotlibrc"):
+        with suppress(ImportError, OSError), chdir(Path(__file__).parent):
+            import matplotlib  # noqa: F401  (it reads its settings when it is imported)
 
 
 def open_streams() -> None:

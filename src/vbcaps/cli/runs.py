@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from vbcaps.disk import put
 from vbcaps.training.files import RunError
 from vbcaps.training.runfolder import LATEST
 
@@ -55,7 +56,7 @@ def set_latest(folder: Path) -> None:
         try:
             beside.symlink_to(folder.name, target_is_directory=True)
         except (OSError, NotImplementedError):
-            beside.write_text(folder.name + "\n")
+            put(beside, f"{folder.name}\n".encode())
         os.replace(beside, latest)
 
 

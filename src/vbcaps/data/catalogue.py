@@ -67,7 +67,7 @@ def load_dataset(
         return of_published_size(resize_dataset(LOADERS[str(name)](data_folder(folder) / name), size))
     if os.path.isdir(name):  # unlike Path.is_dir, it takes any word
         return image_folder(Path(name), size, whole, axes, progress, groups)
-    near = difflib.get_close_matches(str(name), FACTS, 1)
+    near = difflib.get_close_matches(str(name)[:100], FACTS, 1)
     hint = f" (nearest: {near[0]})" if near else ""
     raise DataError(f"{str(name)[:200]!r} is neither a dataset nor a folder{hint}: datasets are {', '.join(FACTS)}")
 

@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import time
 import urllib.error
 import urllib.request
 import zipfile
@@ -17,9 +18,11 @@ from vbcaps.data.files import find, read, reading
 from vbcaps.data.medmnist_table import MULTI_LABEL
 from vbcaps.data.official import OFFICIAL, OfficialFile, folder_name
 from vbcaps.data.stored import locked
+from vbcaps.disk import NO_LINK, NO_WAIT, opened
 
 DISK = (errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EROFS)  # no mirror helps
 BLOCK, TIMEOUT = 1 << 18, 30  # bytes, seconds without a byte
+PATIENCE, SLOWEST = 60.0, 1000  # seconds after which a download must have had so many bytes a second
 Progress = Callable[[str, int, int | None], None]  # name of the file, bytes so far, bytes in all where known
 
 
@@ -128,7 +131,7 @@ def fetch_file(file: OfficialFile, addresses: Iterable[str], folder: Path, progr
 
 def _download(address: str, part: Path, file: OfficialFile, progress: Progress | None) -> None:
     """Download to ``part``, resuming an earlier attempt; delete a file that is not the official one."""
-    if part.is_symlink():  # somebody's, to have another file written to
+    if part.is_symlink() or (part.exists() and not part.is_file()):  # somebody's, to have another file written to
         part.unlink()
     have = part.stat().st_size if part.is_file() else 0
     headers = {"User-Agent": "vbcaps"} | ({"Range": f"bytes={have}-"} if have else {})
@@ -139,13 +142,17 @@ def _download(address: str, part: Path, file: OfficialFile, progress: Progress |
         if error.code != 416:  # nothing is left to send: the part is whole, or not of this file
             raise
     else:
-        with response, open(part, "ab" if response.status == 206 else "wb") as out:
+        with response, open(part, "ab" if response.status == 206 else "wb", opener=not_by_link) as out:
             done = out.tell()
             left = response.headers.get("Content-Length")
             total = done + int(left) if left and left.isascii() and left.isdigit() else file.size
             most = max(file.size or file.most, have)
-            while block := response.read(min(BLOCK, most + 1 - done)):
+            begun, before = time.monotonic(), done
+            while block := response.read1(min(BLOCK, most + 1 - done)):  # what has come, so that the clock is looked at
                 out.write(block)
+                took = time.monotonic() - begun
+                if took > PATIENCE and done + len(block) - before < SLOWEST * took:
+                    raise DataError(f"it sends less than {SLOWEST:,} bytes a second")
                 done += len(block)
                 if progress:
                     progress(file.name, done, total)
@@ -169,8 +176,13 @@ def _download(address: str, part: Path, file: OfficialFile, progress: Progress |
     _download(address, part, file, progress)  # from the start: it may be the earlier attempt's fault
 
 
+def not_by_link(path: str, flags: int) -> int:
+    """Open a file to be written, as ``open`` asks for it, unless its name is a link."""
+    return os.open(path, flags | NO_LINK | NO_WAIT, 0o666)
+
+
 def _digest(path: Path, kind: str) -> str:
-    with open(path, "rb") as data:
+    with opened(path) as data:
         return hashlib.file_digest(data, kind).hexdigest()
 
 
@@ -179,7 +191,7 @@ def _genuine(part: Path, file: OfficialFile) -> bool:
         return _digest(part, "md5") == file.md5
     if file.sha256 is None:  # only zip archives have no published sum, and they carry sums themselves
         try:
-            with reading(part), part.open("rb") as data:
+            with reading(part), opened(part) as data:
                 check_list(data, part.stat().st_size)
                 with zipfile.ZipFile(data) as archive:
                     return sum(one.file_size for one in archive.infolist()) <= 2 * file.most and not archive.testzip()

@@ -19,6 +19,7 @@ from vbcaps.data.matlab import unpack_matlab
 from vbcaps.data.npy import unpack_npy
 from vbcaps.data.official import CONTENTS, OFFICIAL, SUMS
 from vbcaps.data.sums import is_published
+from vbcaps.disk import opened
 
 AGAIN = "delete it and fetch it again (vbcaps data fetch)"
 UNKNOWN = 1 << 29  # bytes of contents, where there is no official file of that name
@@ -72,7 +73,7 @@ def read(path: Path) -> bytearray:
     """
     name = plain(path.name)
     official = CONTENTS.get(name, UNKNOWN)
-    with reading(path), path.open("rb") as file:
+    with reading(path), opened(path) as file:
         packed = SUMS.get((path.name, path.stat().st_size))
         if packed and not is_published(path, packed, lambda: hashlib.file_digest(file, "sha256").hexdigest()):
             raise DataError(f"{path}: damaged, its SHA-256 is not the published {packed}: {AGAIN}")

@@ -4,6 +4,7 @@ Either ``train`` and ``test`` (or ``val``), each with one folder for every class
 class-balanced fifth is held out for the test. Beside ``train`` and ``test``, ``val`` chooses the best epoch.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ TEST_NAMES = ("test", "val", "valid", "validation")
 NO_CLASSES = ("__MACOSX",)  # a folder in archives that were made on a Mac
 SYSTEM_FILES = ("thumbs.db", "desktop.ini")
 SIZE, TEST_FRACTION, SEED = 32, 0.2, 0
+DEEPEST = 100  # folders, one in another
 BLOCK = 4096  # images whose headers are read before more are asked for
 LAYOUT = "expected one folder for each class with images in it, or train/ and test/ with such folders"
 Files = dict[str, list[Path]]  # images by class
@@ -159,7 +161,7 @@ def _check_enough(root: Path, files: Files) -> None:
 def _left_out(root: Path, taken: list[Path]) -> Iterator[str]:
     """Return sentences that say which files of a folder are not read, with one example each."""
     known = set(taken)
-    files = [path for path in sorted(root.rglob("*")) if path.is_file() and path not in known]
+    files = [path for path in walked(root) if path.is_file() and path not in known]
     files = [path for path in files if not _hidden(path.relative_to(root)) and path.name.lower() not in SYSTEM_FILES]
     images = [path for path in files if path.suffix.lower() in SUFFIXES]
     others = [path for path in files if path.suffix.lower() not in SUFFIXES]
@@ -181,7 +183,9 @@ def image_files(path: Path) -> list[Path]:
     """Return the images in a folder and in its folders, in order; a path to a file is returned as it is."""
     if not path.is_dir():
         return [path]
-    if files := _images(path):
+    with listing(path):
+        files = _images(path)
+    if files:
         return files
     raise DataError(f"{path}: has no images ({', '.join(sorted(SUFFIXES))})")
 
@@ -247,8 +251,33 @@ def _check_folders(folder: Path, folders: list[Path]) -> None:
 
 def _images(folder: Path) -> list[Path]:
     """Return the images in a folder and in its folders, but for hidden ones, such as an editor's copies."""
-    paths = (path for path in sorted(folder.rglob("*")) if path.suffix.lower() in SUFFIXES and path.is_file())
+    paths = (path for path in walked(folder) if path.suffix.lower() in SUFFIXES and path.is_file())
     return [path for path in paths if not _hidden(path.relative_to(folder))]
+
+
+def walked(folder: Path) -> list[Path]:
+    """Return all that is in a folder and in its folders, in order, but not what is behind a link to a folder.
+
+    A folder that cannot be listed raises ``OSError``, unless it is a hidden one.
+    """
+    found: list[Path] = []
+    left = [(folder, 0)]
+    while left:
+        here, depth = left.pop()
+        if depth > DEEPEST:
+            raise DataError(f"{folder}: has folders more than {DEEPEST} deep, one in another: {LAYOUT}")
+        try:
+            with os.scandir(here) as entries:
+                listed = list(entries)
+        except OSError:
+            if _hidden(here.relative_to(folder)):
+                continue
+            raise
+        for entry in listed:
+            found.append(here / entry.name)
+            if entry.is_dir(follow_symlinks=False):
+                left.append((found[-1], depth + 1))
+    return sorted(found)
 
 
 def _each(function: Callable[[Path], T], paths: list[Path]) -> list[T]:

@@ -1,11 +1,13 @@
 """Groups of images that belong together, such as all images of a patient: no group is on both sides of a split."""
 
 import csv
+import io
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from vbcaps import disk
 from vbcaps.data.dataset import DataError, Split
 
 TABLES = (".csv", ".tsv")
@@ -64,12 +66,14 @@ def _read(words: str) -> dict[str, str]:
     if file.suffix.lower() not in TABLES:
         raise DataError(f"{EXPECTED}, got {words!r}")
     try:
-        with open(file, newline="", encoding="utf-8-sig") as stream:
+        with io.TextIOWrapper(disk.opened(file, disk.TABLE), "utf-8-sig", newline="") as stream:
             first = stream.readline()
             stream.seek(0)
             rows = list(csv.reader(stream, delimiter=max(",;\t", key=first.count)))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"cannot read the groups in {file}: {error}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"cannot read the groups in {file}: it is no text in UTF-8") from error
+    except (OSError, csv.Error) as error:
+        raise DataError(f"cannot read the groups in {file}: {getattr(error, 'strerror', None) or error}") from error
     if len(rows) < 2 or len(rows[0]) < 2:
         raise DataError(f"{file}: expected a heading such as file,patient and a row for each image")
     heading = [name.strip() for name in rows[0]]

@@ -19,6 +19,7 @@ from vbcaps.data.medmnist_table import PARTS, SIDES, TABLE, file_name
 from vbcaps.data.npy import LONGEST, unpack_npy
 from vbcaps.data.resize import resize
 from vbcaps.data.sums import is_published
+from vbcaps.disk import opened
 
 
 def medmnist(folder: Path, size: int | None = None) -> Dataset:
@@ -39,7 +40,7 @@ def medmnist(folder: Path, size: int | None = None) -> Dataset:
         raise DataError(f"{path} is missing: fetch it with `{fetch}`, or place it there by hand")
     shape = (side, side) if about.channels == 1 else (side, side, 3)
     splits = []
-    with reading(path), path.open("rb") as file:
+    with reading(path), opened(path) as file:
         check_list(file, path.stat().st_size)
         with zipfile.ZipFile(file) as archive:
             for part, count in zip(PARTS, about.counts, strict=True):
@@ -85,5 +86,5 @@ def _array(archive: zipfile.ZipFile, name: str, most: int) -> np.ndarray:
 
 
 def _md5(path: Path) -> str:
-    with open(path, "rb") as file:
+    with opened(path) as file:
         return hashlib.file_digest(file, "md5").hexdigest()

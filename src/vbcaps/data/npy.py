@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from vbcaps.data.contents import Damaged
+from vbcaps.disk import opened
 
 HEADER = re.compile(
     rb"\{'descr': '([<>|=]?[biuf][1248])', 'fortran_order': (False|True), "
@@ -31,7 +32,7 @@ def unpack_npy(data: bytes | bytearray | memoryview) -> np.ndarray:
 
 def map_npy(path: Path, mode: Literal["r", "c"] = "r") -> np.ndarray:
     """Return the array in an ``.npy`` file, mapped into memory; with mode ``"c"`` its copy there may be changed."""
-    with path.open("rb") as file:
+    with opened(path) as file:
         size = file.seek(0, 2)
         file.seek(0)
         dtype, shape, order, start = read_header(file.read(LONGEST), size)

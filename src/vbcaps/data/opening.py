@@ -6,6 +6,7 @@ Pillow would start another program.
 
 import io
 import mmap
+import os
 import stat
 import threading
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from PIL import Image, UnidentifiedImageError
 from vbcaps.data.contents import Damaged
 from vbcaps.data.errors import DataError
 from vbcaps.data.npy import map_npy
+from vbcaps.disk import opened as opened_file
 
 try:
     import fcntl
@@ -99,8 +101,8 @@ class Whole(io.BufferedReader):
     """A file that reads no more bytes than it has: Python allocates all that a decoder asks for, 4 GiB in a PNG."""
 
     def __init__(self, path: Path):
-        super().__init__(io.FileIO(path))
-        self.size = path.stat().st_size
+        super().__init__(opened_file(path).detach())
+        self.size = os.fstat(self.fileno()).st_size
 
     def read(self, size: int | None = -1, /) -> bytes:
         left = max(self.size - self.tell(), 0)
@@ -124,7 +126,7 @@ def opened(path: Path) -> Iterator[Image.Image | None]:
             return
         with image:
             if image.info.get("progressive"):
-                with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                with opened_file(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                     check_scans(image, content)
             yield None if tiff and not _is_picture(image) else image
 
@@ -183,7 +185,7 @@ def opened_tiff(path: Path) -> Iterator[Any]:
         ) from None
     with failing(path, "an image"):
         check_file(path)
-        with tifffile.TiffFile(path) as file:
+        with tifffile.TiffFile(path, _multifile=False) as file:
             with suppress(IndexError):
                 file.pages[PAGES]  # series look for all pages, which takes minutes where a file has very many
                 raise Damaged(f"it has more than {PAGES:,} pages")

@@ -106,7 +106,10 @@ def read_planes(path: Path, axes: str = "auto", turns: Turns = TURNS) -> np.ndar
 
 def _values(image: Image.Image) -> np.ndarray:
     grey = image.mode in ("F", "L") or image.mode.startswith("I")
-    return np.array(image if grey else image.convert("RGB"))
+    values = np.array(image if grey else image.convert("RGB"))
+    if image.mode == "I" and image.format != "TIFF":  # 16 bits that Pillow keeps in 32, as those of a PGM file
+        return np.clip(values, 0, 65535).astype(np.uint16)
+    return values
 
 
 def planes_of(values: np.ndarray, axes: str, name: str) -> np.ndarray:

@@ -9,6 +9,7 @@ from PIL import Image
 from vbcaps.data.contents import Damaged
 from vbcaps.data.dataset import DataError, Split
 from vbcaps.data.files import AGAIN, as_labels, need, read_npy, reading
+from vbcaps.disk import opened
 
 SIZE, COLUMNS, PER_SHEET = 32, 64, 4096
 
@@ -35,7 +36,7 @@ def read_sheets(folder: Path, part: str) -> Split:
 def _read_sheet(path: Path, count: int) -> np.ndarray:
     rows = -(-count // COLUMNS)
     expected = (COLUMNS * SIZE, rows * SIZE)
-    with reading(path), path.open("rb") as file:
+    with reading(path), opened(path) as file:
         size = _size_of(file.read(30))
         if size != expected:  # the decoder would allocate what the header says
             raise DataError(f"{path}: a sheet of {count} images is {expected[0]} x {expected[1]}, got {size}: {AGAIN}")

@@ -27,6 +27,7 @@ from torch import Tensor
 from vbcaps.data.dataset import CHUNK, DataError, data_folder
 from vbcaps.data.npy import map_npy
 from vbcaps.data.pixels import Form
+from vbcaps.disk import beside, no_link
 
 try:
     import fcntl
@@ -155,8 +156,9 @@ def entry_of(root: Path, paths: Sequence[Path], side: int, axes: str) -> Path:
 def mapped(entry: Path, count: int, side: int) -> Tensor | None:
     """Return the decoded images in a file, mapped into memory; None if there is no such file, or another one."""
     try:
-        array = map_npy(entry, "c")
-        os.utime(entry)  # it has been used
+        array = map_npy(no_link(no_link(entry.parent) / entry.name), "c")
+        with contextlib.suppress(PermissionError):  # another user's, in a cache of several
+            os.utime(entry)  # it has been used
     except (OSError, ValueError):
         return None
     fits = array.ndim == 4 and array.shape[0] == count and array.shape[2:] == (side, side) and array.flags.c_contiguous
@@ -170,7 +172,7 @@ def store(
     shape = (len(paths), form.channels, side, side)
     size = math.prod(shape) * np.dtype(form.dtype).itemsize
     try:
-        entry.parent.mkdir(parents=True, exist_ok=True)
+        no_link(entry.parent).mkdir(parents=True, exist_ok=True)
         with locked(entry.parent):
             found = mapped(entry, len(paths), side)
             if found is None:
@@ -181,7 +183,7 @@ def store(
                         f"{entry.parent}: the decoded images need {size / 1e9:.2f} GB, {free / 1e9:.2f} GB are free: "
                         "name another folder with --cache or VBCAPS_CACHE"
                     )
-                part = entry.with_suffix(f".{os.getpid()}.part")
+                part = beside(entry)
                 try:
                     _decode_all(part, paths, shape, form, axes, progress)
                     os.replace(part, entry)
@@ -208,7 +210,7 @@ def _decode_all(
     part: Path, paths: Sequence[Path], shape: tuple[int, ...], form: Form, axes: str, progress: Progress | None
 ) -> None:
     """Write the images of ``paths`` to a new ``.npy`` file; one error names all files that cannot be read."""
-    with open(part, "wb") as file:
+    with open(part, "xb") as file:  # new: not what a link of this name leads to
         header = dict(descr=np.lib.format.dtype_to_descr(np.dtype(form.dtype)), fortran_order=False, shape=shape)
         np.lib.format.write_array_header_1_0(file, header)
         begin, each = file.tell(), math.prod(shape[1:]) * np.dtype(form.dtype).itemsize
@@ -252,11 +254,20 @@ def all_of(messages: Sequence[str], shown: int = 5) -> DataError:
 def _start() -> subprocess.Popen[str]:
     """Start a process that decodes. It is no fork, since this process has threads, and reads no script again."""
     library = str(Path(__file__).parents[2])
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([library, *filter(None, sys.path)])}
-    command = [sys.executable, "-m", "vbcaps.data.worker"]
+    found = [path for path in sys.path if not _is_here(path)]  # the working folder may hold the images, and a PIL.py
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([library, *found])}
+    command = [sys.executable, "-P", "-s", "-m", "vbcaps.data.worker"]
     return subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8", env=environment
     )
+
+
+def _is_here(path: str) -> bool:
+    """Return whether a path is the working folder."""
+    try:
+        return os.path.samefile(path or ".", ".")
+    except OSError:
+        return False
 
 
 def _feed(

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from vbcaps.disk import read_text, replace
+
 KEPT = 1000  # files that are remembered
 FRESH = 2_000_000_000  # ns: a file so young may still change without another time
 LARGEST = 1 << 20  # bytes of the list of remembered files
@@ -55,11 +57,9 @@ def _file() -> Path:
 
 def _remembered() -> dict[str, str]:
     with contextlib.suppress(OSError, RuntimeError, ValueError, RecursionError):  # damaged, or no home
-        file = _file()
-        if file.stat().st_size <= LARGEST:
-            known = json.loads(file.read_text())
-            if isinstance(known, dict) and all(isinstance(stamp, str) for stamp in known.values()):
-                return known
+        known = json.loads(read_text(_file(), LARGEST))
+        if isinstance(known, dict) and all(isinstance(stamp, str) for stamp in known.values()):
+            return known
     return {}
 
 
@@ -68,9 +68,4 @@ def _remember(known: dict[str, str]) -> None:
     with contextlib.suppress(OSError, RuntimeError):
         file = _file()
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        beside = file.with_name(f".{file.name}.{os.getpid()}")
-        try:
-            beside.write_text(json.dumps(dict(list(known.items())[-KEPT:])))
-            os.replace(beside, file)
-        finally:
-            beside.unlink(missing_ok=True)
+        replace(file, json.dumps(dict(list(known.items())[-KEPT:])).encode())

@@ -28,6 +28,8 @@ try:
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from vbcaps.explore.limits import Connection, Slots, in_time
 except ImportError as missing:
     raise RunError(f"the explorer needs {missing.name}: pip install 'vbcaps[explore]'") from missing
 
@@ -47,6 +49,7 @@ HEADERS = {
 
 def app_of(explorer: Explorer) -> ASGIApp:
     """Return the application that answers the page's requests."""
+    slots = Slots()
 
     async def page(request: Request) -> Response:
         return await static_file("index.html")
@@ -61,8 +64,9 @@ def app_of(explorer: Explorer) -> ASGIApp:
         return await answered(explorer.about, request.query_params.get("name"))
 
     async def upload(request: Request) -> Response:
-        content = await body(request, MOST_BYTES)
-        return await answered(uploaded, explorer, request.query_params.get("model"), content)
+        async with slots.take():
+            content = await body(request, MOST_BYTES)
+            return await answered(uploaded, explorer, request.query_params.get("model"), content)
 
     def from_json(answer: Callable[[Any], dict[str, Any]]) -> Callable[[Request], Awaitable[Response]]:
         async def respond(request: Request) -> Response:
@@ -129,10 +133,11 @@ async def static_file(name: str) -> Response:
 async def body(request: Request, most: int) -> bytes:
     """Return the body of a request, and stop reading when it is too large."""
     content = bytearray()
-    async for part in request.stream():
-        content += part
-        if len(content) > most:
-            raise Refused(f"the request is too large: {most / 2**20:g} MB are the most that the explorer takes", 413)
+    async with in_time():
+        async for part in request.stream():
+            content += part
+            if len(content) > most:
+                raise Refused(f"the request is too large: {most / 2**20:g} MB are the most the explorer takes", 413)
     return bytes(content)
 
 
@@ -186,6 +191,13 @@ def listen(port: int | None) -> socket.socket:
     raise ValueError(f"port {port} cannot be used ({last.strerror}): name another with --port, or none")
 
 
+def server_of(explorer: Explorer) -> uvicorn.Server:
+    """Return the server of the page, which bounds what its clients may hold."""
+    return uvicorn.Server(
+        uvicorn.Config(app_of(explorer), http=Connection, ws="none", log_level="warning", access_log=False)
+    )
+
+
 def serve(explorer: Explorer, port: int | None, ready: Callable[[str], None], open_page: bool) -> None:
     """Serve the page until Ctrl-C.
 
@@ -197,7 +209,7 @@ def serve(explorer: Explorer, port: int | None, ready: Callable[[str], None], op
     """
     with listen(port) as one:
         address = f"http://{HOST}:{one.getsockname()[1]}/"
-        server = uvicorn.Server(uvicorn.Config(app_of(explorer), log_level="warning", access_log=False))
+        server = server_of(explorer)
         ready(address)
         if open_page:
             threading.Timer(0.5, webbrowser.open, [address]).start()

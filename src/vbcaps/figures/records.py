@@ -1,13 +1,13 @@
 """The runs recorded in results/, as the figures read them: at whatever depth, so with those of every series."""
 
 import dataclasses
-import json
 import re
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from vbcaps.disk import RESULT
 from vbcaps.training.files import RunError, read_json
 from vbcaps.training.recipe import EM_ONLY, PRIOR, VB_ONLY, Recipe
 from vbcaps.training.recipes import RECIPES
@@ -29,7 +29,7 @@ class Record:
     def result(self) -> dict[str, Any] | None:
         """The result, or None for a run that did not finish."""
         path = self.folder / "result.json"
-        return json.loads(path.read_text()) if path.exists() else None
+        return read_json(path, RESULT) if path.exists() else None
 
     @cached_property
     def environment(self) -> dict[str, Any]:

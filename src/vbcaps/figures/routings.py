@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vbcaps.data import FACTS
+from vbcaps.disk import TABLE, read_bytes
 from vbcaps.figures.records import (
     MissingRecords,
     Record,
@@ -23,6 +24,7 @@ from vbcaps.figures.records import (
 )
 from vbcaps.figures.run import BLUE, GREY, ORANGE, label_axes, new_figure, save
 from vbcaps.training.recipe import Recipe
+from vbcaps.training.runfolder import lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -226,7 +228,7 @@ def step_times(results: Path) -> dict[str, dict[int, dict[str, Any]]]:
     path = results / "step_times.csv"
     if not path.exists():
         raise MissingRecords(f"there is no {path}: `python tools/step_times.py` makes it")
-    with open(path, newline="") as file:
+    with lines(read_bytes(path, TABLE)) as file:
         rows = list(csv.DictReader(file))
     numbers = ("ms", "low", "high", "batch")
     times: dict[str, dict[int, dict[str, Any]]] = {routing: {} for routing in NAMES}

@@ -3,15 +3,15 @@
 Drawing needs matplotlib (``pip install vbcaps[plot]``); without it every function raises ``NoMatplotlib``.
 """
 
-import csv
 import io
-import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from vbcaps.disk import replace
+from vbcaps.training.runfolder import read_metrics, read_result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,7 +29,7 @@ class NoMatplotlib(ImportError):
 def of_run(folder: Path) -> list[Path]:
     """Draw learning curves from ``metrics.csv`` and, if the run was tested, the confusion matrix in ``result.json``."""
     drawn = [curves([folder], folder / "curves.png")]
-    test = json.loads((folder / "result.json").read_text()).get("test")
+    test = read_result(folder).get("test")
     return [*drawn, confusion(test, folder / "confusion.png")] if test else drawn
 
 
@@ -39,14 +39,13 @@ def curves(folders: Sequence[Path], path: Path) -> Path:
     loss_axes, error_axes = figure.subplots(1, 2)
     named: set[str] = set()
     for folder in folders:
-        with open(folder / "metrics.csv", newline="") as file:
-            rows = list(csv.DictReader(file))
+        rows = read_metrics(folder)
         for axes, column, label, colour in (
             (loss_axes, "loss", "training", ORANGE),
             (error_axes, "train_error", "training", ORANGE),
             (error_axes, "validation_error", "validation", BLUE),
         ):
-            points = [(float(row["epoch"]), float(row[column])) for row in rows if row.get(column)]
+            points = [(epoch, y) for row in rows if (y := row.get(column)) is not None and (epoch := row["epoch"])]
             if points:
                 scale = 1.0 if column == "loss" else 100.0
                 epochs, values = np.array(points).T
@@ -186,7 +185,5 @@ def save(figure: Any, path: Path) -> Path:
     with rc_context({"pdf.fonttype": 42}):  # TrueType, as publishers ask; matplotlib's Type 3 is refused by some
         figure.savefig(drawn, format=suffix[1:] if suffix in FORMATS else "png")
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".part")
-    unfinished.write_bytes(drawn.getvalue())
-    os.replace(unfinished, path)
+    replace(path, drawn.getvalue())
     return path

@@ -10,9 +10,12 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, NamedTuple
 
+from vbcaps.disk import TABLE as MOST
+from vbcaps.disk import read_bytes
 from vbcaps.figures.records import MissingRecords
 from vbcaps.figures.run import BLUE, GREEN, GREY, ORANGE, RED, label_axes, new_figure, save
 from vbcaps.figures.uncertainty import said
+from vbcaps.training.runfolder import lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -120,7 +123,7 @@ def read_measures(results: Path, scale: str = "laptop") -> Measures:
             f"{path} is missing: `python tools/series.py uncertainty` makes the runs, and `python tools/uncertainty.py "
             "RUN... --write` measures them"
         )
-    with open(path, newline="") as file:
+    with lines(read_bytes(path, MOST)) as file:
         fields = Measure._fields[:-1]
         rows = [
             Measure(**{field: row[field] for field in fields}, value=float(row["value"]))
@@ -324,7 +327,7 @@ def calibration(results: Path, out: Path) -> list[Path]:
     path = results / CURVES
     if not path.exists():
         raise MissingRecords(f"{path} is missing: tools/uncertainty.py writes it")
-    with open(path, newline="") as file:
+    with lines(read_bytes(path, MOST)) as file:
         rows = [row for row in csv.DictReader(file) if not row["viewpoint"] and "+" not in row["seeds"]]
     figure = new_figure(12.0, 4.9)
     grid = figure.add_gridspec(2, 3, height_ratios=[3, 1])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vbcaps.disk import opened
 from vbcaps.figures.records import MissingRecords, missing, read_records
 from vbcaps.figures.run import BLUE, GREY, new_figure, save
 
@@ -29,7 +30,7 @@ def votes(results: Path, out: Path) -> list[Path]:
     runs = [record for record in read_records(results) if (record.folder / "votes.npz").exists()]
     if not runs:
         raise MissingRecords(missing("votes"))
-    kept = np.load(runs[-1].folder / "votes.npz")
+    kept = np.load(opened(runs[-1].folder / "votes.npz"))
     classes, epochs = [str(name) for name in kept["classes"]], kept["epochs"]
     drawn = []
     for s, shown in enumerate(map(str, kept["shown"])):

@@ -9,13 +9,17 @@ connection.
 import contextlib
 import hashlib
 import sqlite3
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from vbcaps.training.files import RunError
+from vbcaps import disk
+from vbcaps.training.files import RunError, inner_folder
 
 WAIT = 120.0  # seconds after which a sweep whose mutex is held counts as stuck
+MOST = 1 << 30  # bytes of the file with the trials
+JOURNAL = bytes.fromhex("d9d505f920a163d7")  # ends a journal that names another
 SWEEP = -1  # the number of the mutex
 # A machine that vanishes closes no connection: the server looks after 30 s, and gives up after five tries.
 KEEP = dict(tcp_keepalives_idle="30", tcp_keepalives_interval="10", tcp_keepalives_count="5", lock_timeout=f"{WAIT:g}s")
@@ -40,22 +44,57 @@ class Claims(Protocol):
         """End all claims."""
 
 
+def check_database(path: Path) -> None:
+    """Raise an error if SQLite would read or write something else than a file of this name in its folder.
+
+    SQLite follows links, waits at pipes, and rolls a journal back that another program may have left. A journal that
+    names a further journal, which SQLite would remove, is never one of ours.
+    """
+    for name in (path.name, *(f"{path.name}-{part}" for part in ("journal", "wal", "shm"))):
+        one = path.with_name(name)
+        try:
+            about = one.lstat()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise RunError(f"cannot read {one}: {error.strerror}") from error
+        if not stat.S_ISREG(about.st_mode):
+            raise RunError(f"cannot read {one}: it is no file but a link, a folder, a pipe or a device; remove it")
+        if about.st_size > MOST:
+            raise RunError(f"cannot read {one}: it has {about.st_size:,} bytes, more than the {MOST:,} of a sweep")
+        if name.endswith("-journal") and about.st_size >= len(JOURNAL):
+            with disk.opened(one) as file:
+                file.seek(-len(JOURNAL), 2)
+                if file.read() == JOURNAL:
+                    raise RunError(f"cannot read {one}: it is the journal of another program; remove it")
+
+
 class FileClaims:
     """Claims of processes on one machine, in a folder: one empty SQLite file for each trial."""
 
     def __init__(self, folder: Path):
-        self.folder = folder
+        self.folder = inner_folder(folder)
         self.held: dict[int, sqlite3.Connection] = {}
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot make the folder {folder}: {error.strerror}") from error
 
     def _lock(self, number: int, wait: float) -> sqlite3.Connection | None:
         name = "sweep" if number == SWEEP else f"trial-{number:04d}"
-        file = sqlite3.connect(self.folder / f"{name}.lock", timeout=wait, isolation_level=None)
+        path = self.folder / f"{name}.lock"
+        check_database(path)
+        try:
+            file = sqlite3.connect(path, timeout=wait, isolation_level=None)
+        except sqlite3.Error as error:
+            raise RunError(f"cannot lock {path}: {error}") from error
         try:
             file.execute("BEGIN EXCLUSIVE")
-        except sqlite3.OperationalError:
+        except sqlite3.DatabaseError as error:
             file.close()
-            return None
+            if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                return None
+            raise RunError(f"cannot lock {path}: {error}; remove it while no worker runs") from error
         return file
 
     @contextlib.contextmanager

@@ -1,16 +1,30 @@
 """The plan of a sweep: everything that every worker must agree on. It is stored with the trials."""
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any
 
-from vbcaps.sweeps.space import Axis, Word, changed, check_space, flags_of, read_fields, size_of
+from vbcaps.sweeps.space import (
+    KINDS,
+    Axis,
+    Word,
+    changed,
+    check_name,
+    check_space,
+    flags_of,
+    read_axis,
+    read_fields,
+    size_of,
+)  # fmt: skip
 from vbcaps.training.files import RunError
 from vbcaps.training.recipe import Recipe
+from vbcaps.weights.header import check_words, shortened
 
 METHODS = ("tpe", "random", "grid")
 SHARE, OF_OBJECTS = 0.1, 0.2  # of the training images, by default held out; of smallNORB, whole objects
 TRIALS = 20
+MOST_TRIALS = 10**6
 
 
 @dataclass(frozen=True)
@@ -53,12 +67,42 @@ class Plan:
         return dict(vars(self)) | dict(base=self.base.to_json(), axes=axes)
 
     @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> "Plan":
+    def from_json(cls, fields: Any, where: object = "the sweep") -> "Plan":
+        """Return the plan in parsed JSON; ``where`` it was read is named in errors."""
         try:
+            check_words(fields)
             axes = tuple(Axis(**axis | dict(words=tuple(axis["words"]))) for axis in fields["axes"])
-            return cls(**fields | dict(base=Recipe.from_json(fields["base"]), axes=axes))
-        except (TypeError, KeyError, ValueError) as error:
-            raise RunError(f"the sweep was begun by a version of vbcaps that this one cannot read: {error}") from error
+            plan = cls(**fields | dict(base=Recipe.from_json(fields["base"]), axes=axes))
+            plan.check()
+            return plan
+        except (TypeError, KeyError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+            raise RunError(
+                f"the plan of {where} is damaged, or of a version of vbcaps that this one cannot read"
+                + (f": {error}" if isinstance(error, ValueError) else "")
+            ) from error
+
+    def check(self) -> None:
+        """Raise an error unless every field is of its type, and every axis gives valid recipes."""
+        kinds = dict(name=str, fixed=dict, method=str, trials=int, seed=int)
+        for field, kind in kinds.items():
+            if type(getattr(self, field)) is not kind:
+                raise ValueError(f"{field} must be of type {kind.__name__}, got {shortened(getattr(self, field))}")
+        if self.method not in METHODS or not 1 <= self.trials <= MOST_TRIALS or not self.axes:
+            raise ValueError(f"method {self.method!r}, {self.trials} trials and {len(self.axes)} axes make no sweep")
+        if not all(isinstance(value, str) for value in self.fixed.values()):
+            raise ValueError(f"fixed must have words, got {shortened(self.fixed)}")
+        for axis in self.axes:
+            if not isinstance(axis.field, str) or axis.kind not in KINDS:
+                raise ValueError(f"an axis must have a field, and a kind of {KINDS}, got {shortened(axis)}")
+            check_name(axis.field)
+            if axis.kind == "choice":
+                if not axis.words or not all(isinstance(word, str) for word in axis.words):
+                    raise ValueError(f"the axis {axis.field} must have words, got {shortened(axis.words)}")
+                continue
+            if not all(type(x) in (int, float) and math.isfinite(x) for x in (axis.low, axis.high, axis.step)):
+                raise ValueError(f"the axis {axis.field} must have numbers, got {shortened(axis)}")
+            read_axis(axis.field, axis.kind, f"{axis.low!r},{axis.high!r},{axis.step!r}")
+        check_space(self.base, self.axes)
 
     def differences(self, other: "Plan") -> list[str]:
         """Return what differs from another plan, but for the number of trials, which may grow."""

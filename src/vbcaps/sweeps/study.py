@@ -7,18 +7,22 @@ its checkpoint is there. A worker that lost its claim meanwhile cannot write a r
 """
 
 import contextlib
+import math
 import os
+import platform
 import random
-import socket
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vbcaps.sweeps.claims import Claims, DatabaseClaims, FileClaims
+from vbcaps.data.errors import written
+from vbcaps.sweeps.claims import Claims, DatabaseClaims, FileClaims, check_database
 from vbcaps.sweeps.plan import Plan
 from vbcaps.sweeps.space import Word, grid_of
-from vbcaps.training.files import RunError, read_json, write_json
+from vbcaps.training.files import RunError, inner_folder, make_folder, read_json, write_json
+from vbcaps.weights.header import check_words, shortened
 
 if TYPE_CHECKING:
     import optuna
@@ -28,6 +32,10 @@ DEATHS = 3  # workers that may die of a trial before it counts as failed
 SQLITE: dict[str, Any] = dict(connect_args=dict(timeout=120))  # seconds that a process waits for the file
 DRAWS = 50  # tries to draw a setting that is new
 PLAN, STARTS, ERROR, AGAIN = "plan", "starts", "error", "again"  # attributes of a study and of its trials
+ABOUTS: dict[str, tuple[type, ...]] = dict(
+    starts=(int,), worker=(str,), error=(str,), epochs=(int,), parameters=(int,), seconds=(float, int),
+    best_epoch=(int, NoneType),
+)  # fmt: skip
 
 
 class Trial(NamedTuple):
@@ -71,7 +79,7 @@ class Study:
             )
             there = study.user_attrs.get(PLAN)
             if there is not None:
-                before = Plan.from_json(there)
+                before = Plan.from_json(there, self.where)
                 if plan is not None and (lines := plan.differences(before)):
                     raise RunError(
                         f"{self.folder} is another sweep ({'; '.join(lines)}): continue it with --resume, or choose "
@@ -101,14 +109,10 @@ class Study:
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Hold the mutex; errors of the storage become sentences."""
-        from optuna.exceptions import StorageInternalError
-        from sqlalchemy.exc import SQLAlchemyError
-
-        try:
-            with self.claims.mutex():
-                yield
-        except (SQLAlchemyError, StorageInternalError) as error:
-            raise RunError(f"cannot read or write the trials of {self.folder}: {str(error).splitlines()[0]}") from error
+        if isinstance(self.claims, FileClaims):
+            check_database(self.folder / FILE)
+        with self.claims.mutex(), clear(self.where):
+            yield
 
     def take(self) -> Work | None:
         """Claim a trial that nobody trains, or draw a new one; return None where there is none now."""
@@ -128,7 +132,7 @@ class Study:
 
     def _read_plan(self) -> None:
         """Read the plan again: another worker may have been given more trials."""
-        self.plan = Plan.from_json(self._study.user_attrs[PLAN])
+        self.plan = Plan.from_json(self._study.user_attrs[PLAN], self.where)
 
     def wanted(self) -> int:
         """Return how many trials are still to be drawn."""
@@ -141,7 +145,32 @@ class Study:
     def _trials(self, state: str | None = None) -> "list[optuna.trial.FrozenTrial]":
         """Return the trials in a state, or all that began; draws that repeated a setting are none."""
         trials = [one for one in self._study.get_trials(deepcopy=False) if AGAIN not in one.user_attrs]
+        for one in trials:
+            self._check(one)
         return [one for one in trials if one.state.name == state or (state is None and one.state.name != "WAITING")]
+
+    def _check(self, trial: "optuna.trial.FrozenTrial") -> None:
+        """Raise an error unless a trial has what a sweep writes: other programs may have written to the file."""
+        axes = {axis.field: axis for axis in self.plan.axes}
+        for field, value in trial.params.items():
+            axis = axes.get(field)
+            known = axis is not None and (
+                value in axis.words if axis.kind == "choice" else type(value) in (int, float) and math.isfinite(value)
+            )
+            if not known:
+                raise RunError(
+                    f"{self.where} is damaged: trial {trial.number} has {shortened(field)} = {shortened(value)}"
+                )
+        for name, kinds in ABOUTS.items():
+            if not isinstance(trial.user_attrs.get(name, kinds[0]()), kinds):
+                raise RunError(
+                    f"{self.where} is damaged: trial {trial.number} has {name} = {shortened(trial.user_attrs[name])}"
+                )
+        try:
+            check_words(trial.user_attrs)
+        except ValueError as error:
+            words = f"trial {trial.number} has words with control characters"
+            raise RunError(f"{self.where} is damaged: {words}") from error
 
     def _draw(self) -> "optuna.trial.FrozenTrial":
         """Draw a setting; that of a grid, and after many repetitions any, is the next that no trial has."""
@@ -183,7 +212,7 @@ class Study:
             self._end(trial.number, state=TrialState.PRUNED)
             return None
         live.set_user_attr(STARTS, starts + 1)
-        live.set_user_attr("worker", f"{socket.gethostname()}:{os.getpid()}")
+        live.set_user_attr("worker", f"{platform.node()}:{os.getpid()}")
         return Work(trial.number, self._frozen(trial.number).params, starts + 1)
 
     def _end(self, number: int, **result: Any) -> None:
@@ -245,10 +274,30 @@ class Study:
         return next((one for one in self.trials() if one.state == "done"), None)
 
     def run_folder(self, number: int) -> Path:
-        return self.folder / f"trial-{number:04d}"
+        return inner_folder(self.folder / f"trial-{number:04d}")
+
+    @property
+    def where(self) -> str:
+        """Return what keeps the trials, as errors name it."""
+        return str(self.folder / FILE) if isinstance(self.claims, FileClaims) else f"the sweep {self.folder}"
 
     def close(self) -> None:
         self.claims.close()
+
+
+@contextlib.contextmanager
+def clear(where: str) -> Iterator[None]:
+    """Turn whatever Optuna and its storage raise on damage into one sentence, which names what keeps the trials."""
+    import sqlalchemy.exc
+
+    try:
+        yield
+    except (RunError, MemoryError):
+        raise
+    except Exception as error:  # a damaged database makes libraries fail in dozens of ways
+        told = isinstance(error, sqlalchemy.exc.DBAPIError)  # in words of the database
+        reason = next(iter(str(error).splitlines()), "") if told else "it is damaged, or another program's"
+        raise RunError(f"cannot read or write the trials in {where}: {reason}") from error
 
 
 def sampler_of(plan: Plan, drawn: int) -> "optuna.samplers.BaseSampler":
@@ -275,27 +324,28 @@ def open_sweep(folder: Path, plan: Plan | None = None, storage: str | None = Non
         import sqlalchemy
     except ImportError as error:
         raise RunError(f"{error.name} is not installed, which sweeps need: pip install 'vbcaps[sweep]'") from error
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     if plan is None and storage is None and not (folder / ABOUT).exists():
         raise RunError(f"there is no sweep in {folder}")
     before = read_json(folder / ABOUT).get("storage") if (folder / ABOUT).exists() else None
+    if before is not None and (not isinstance(before, str) or written(before) != before):
+        raise RunError(f"{folder / ABOUT} is damaged: storage must be the URL of a database, got {shortened(before)}")
     if storage is not None and before is None and (folder / FILE).exists():
         raise RunError(f"{folder} keeps its trials in {FILE}: leave --storage out, or choose another folder")
     storage = storage or before
     url = None if storage is None else database_url(storage)
     options: dict[str, Any] = dict(pool_pre_ping=True)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     name = folder.resolve().name
     if url is None:
         claims: Claims = FileClaims(folder / CLAIMS)
+        check_database(folder / FILE)
         url, options = sqlalchemy.engine.make_url(f"sqlite:///{folder.resolve() / FILE}"), SQLITE
     else:
         claims = DatabaseClaims(url.set(drivername="postgresql").render_as_string(hide_password=False), name)
-    try:
-        with claims.mutex():  # two workers must not make the tables at once
-            kept = optuna.storages.RDBStorage(url.render_as_string(hide_password=False), engine_kwargs=options)
-    except sqlalchemy.exc.SQLAlchemyError as error:
-        raise RunError(f"cannot keep trials in {url.render_as_string()}: {str(error).splitlines()[0]}") from error
+    where = str(folder / FILE) if isinstance(claims, FileClaims) else url.render_as_string()
+    with claims.mutex(), clear(where):  # two workers must not make the tables at once
+        kept = optuna.storages.RDBStorage(url.render_as_string(hide_password=False), engine_kwargs=options)
     found = Study(folder, claims, kept, name)
     found.begin(plan)
     if not (folder / ABOUT).exists():

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from vbcaps.disk import read_bytes
 from vbcaps.norm import RunningStatistics
 
 
@@ -66,11 +67,11 @@ class Group(NamedTuple):
         dist.all_reduce(x, dist.ReduceOp.MAX)
         return int(x)
 
-    def read(self, path: Path, device: torch.device) -> bytes:
-        """Return the content of a file that only the first process needs to have."""
+    def read(self, path: Path, device: torch.device, limit: int) -> bytes:
+        """Return the content of a file of at most ``limit`` bytes that only the first process needs to have."""
         if self.size == 1:
-            return path.read_bytes()
-        content = path.read_bytes() if self.writes else b""
+            return read_bytes(path, limit)
+        content = read_bytes(path, limit) if self.writes else b""
         length = self.largest(len(content), device)
         x = torch.zeros(length, dtype=torch.uint8, device=device)
         if self.writes:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import vbcaps
+from vbcaps.training.files import RunError
 
 
 @functools.cache
@@ -52,7 +53,21 @@ def environment(device: torch.device, processes: int) -> dict[str, Any]:
     )
 
 
+def other_threads(first: dict[str, Any], now: dict[str, Any]) -> str:
+    """Return a sentence if a run goes on with another number of threads on a CPU, which gives other bits; else ""."""
+    earlier = [first, *(one for one in first.get("resumed", []) if isinstance(one, dict))]
+    before = earlier[-1].get("threads")
+    if now["device_type"] != "cpu" or type(before) is not int or before == now["threads"]:
+        return ""
+    return (
+        f"was trained with {before} threads and goes on with {now['threads']}: PyTorch then sums the gradients of "
+        f"convolutions in another order, so the weights get other last bits; OMP_NUM_THREADS={before} keeps them"
+    )
+
+
 def with_resumption(first: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """Return the environment in which a run began; add the present one to "resumed" unless it is there already."""
     resumed = first.get("resumed", [])
+    if not isinstance(resumed, list):
+        raise RunError(f"environment.json is damaged: resumed must be a list, got {ascii(resumed)[:60]}")
     return first | dict(resumed=resumed if now in resumed else [*resumed, now])

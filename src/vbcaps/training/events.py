@@ -90,7 +90,7 @@ def named_hook(words: str) -> Hook:
     if not module or not function.isidentifier():
         raise ValueError(f"on_event must be MODULE:FUNCTION, such as trackers:log, got {words!r}")
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+        sys.path.append(os.getcwd())  # last: a file there is not taken for a library of the same name
     try:
         found = getattr(importlib.import_module(module), function)
     except ModuleNotFoundError as error:

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vbcaps import disk
 from vbcaps.data.errors import shortened, written
 
 try:
@@ -25,8 +26,8 @@ except ImportError:  # Windows: folders are not locked there
     fcntl = None  # type: ignore[assignment]
 
 
+MOST_VALUES = 1 << 25  # of a JSON file
 PATIENCE = 2.0  # seconds: a run that was killed holds its lock until its last subprocess is gone, too
-BINARY = getattr(os, "O_BINARY", 0)  # Windows
 
 
 class RunError(Exception):
@@ -43,43 +44,12 @@ def write(path: Path, content: bytes) -> None:
         path: the file.
         content: all of its bytes.
     """
-    beside = path.with_name(f".{path.name}.part")
     try:
-        put(beside, content)
-        os.replace(beside, path)
-        sync(path.parent)
+        disk.replace(path, content)
     except OSError as error:
-        with contextlib.suppress(OSError):  # a path below a file cannot even be looked for
-            beside.unlink()
         raise RunError(
             f"cannot write {path}: {error.strerror}; what was there before is unchanged, unless the new file is whole"
         ) from error
-
-
-def put(path: Path, content: bytes) -> None:
-    """Write a file that nobody reads yet, and wait until it is on the disk."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | BINARY, 0o666)
-    try:
-        left = memoryview(content)
-        while left:
-            left = left[os.write(file, left) :]
-        os.fsync(file)
-    finally:
-        os.close(file)
-
-
-def sync(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk: a file that was renamed is else not safe from a power cut."""
-    if os.name == "nt":  # a folder cannot be opened there
-        return
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that cannot sync a folder
-            raise
-    finally:
-        os.close(opened)
 
 
 def make_folder(folder: Path) -> None:
@@ -87,16 +57,23 @@ def make_folder(folder: Path) -> None:
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
-        sync(folder.parent)
+        disk.sync(folder.parent)
+
+
+def inner_folder(folder: Path) -> Path:
+    """Return the folder of one of several runs; a link in its place, which may lead anywhere, is an error."""
+    try:
+        return disk.no_link(folder)
+    except OSError as error:
+        raise RunError(f"cannot write {folder}: {error.strerror}; remove it") from error
 
 
 def keep(path: Path, before: Path) -> None:
     """Give a file that is about to be replaced a second name, under which it stays."""
     if not path.exists():  # nothing was written yet
         return
-    beside = before.with_name(f".{before.name}.part")
+    beside = disk.beside(before)
     try:
-        beside.unlink(missing_ok=True)
         try:
             os.link(path, beside)
         except OSError as error:
@@ -155,10 +132,13 @@ def write_json(path: Path, content: Any) -> None:
     write(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the fields of a JSON file of a run's folder."""
+def read_json(path: Path, limit: int = disk.RECIPE) -> dict[str, Any]:
+    """Return the fields of a JSON file of a run's folder, which has at most ``limit`` bytes."""
     try:
-        content = json.loads(path.read_text())
+        text = disk.read_bytes(path, limit)
+        if sum(map(text.count, (b",", b"[", b"{"))) > MOST_VALUES:  # which take many times the memory of their bytes
+            raise ValueError(f"it has more than {MOST_VALUES:,} values")
+        content = json.loads(text.decode())
     except FileNotFoundError:
         raise RunError(f"there is no {path}: not the folder of a run") from None
     except RecursionError:
@@ -166,7 +146,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise RunError(f"cannot read {path}: it is no text") from None
     except (OSError, ValueError) as error:
-        raise RunError(f"cannot read {path}: {error}") from error
+        raise RunError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     if not isinstance(content, dict):
         raise RunError(f"cannot read {path}: it has no fields")
     return content
@@ -199,9 +179,9 @@ def check_writable(folder: Path, size: int) -> None:
     """Make the folder and check that ``size`` bytes fit, now rather than after the first epoch."""
     try:
         make_folder(folder)
-        probe = folder / ".room.part"
+        probe = disk.beside(folder / "room")
         try:
-            put(probe, bytes(size))
+            disk.put(probe, bytes(size))
         finally:
             probe.unlink(missing_ok=True)
     except OSError as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from vbcaps.training.evaluate import Evaluation
-from vbcaps.training.files import RunError, write_json
+from vbcaps.training.files import RunError, inner_folder, write_json
 from vbcaps.training.loop import Options, fit
 from vbcaps.training.recipe import Recipe
 from vbcaps.training.recipes import recipe as named_recipe
@@ -61,7 +61,7 @@ def fit_folds(
         raise RunError(f"{folder} already has {there[0].name}: resume it, or choose another folder")
     models = []
     for k in range(1, recipe.folds + 1):
-        place = folder / f"fold{k}"
+        place = inner_folder(folder / f"fold{k}")
         options["resume"] = resume and place.is_dir()
         models.append(fit(replace(recipe, fold=k), place, **options))
     write_json(folder / FILE, summary_of([model.result.test for model in models if model.result and model.result.test]))

@@ -22,7 +22,7 @@ from vbcaps.training.checkpoint import fingerprint
 from vbcaps.training.distributed import Group, join, leave, started_by_torchrun
 from vbcaps.training.evaluate import Evaluation, Scorer, evaluate, summary
 from vbcaps.training.events import Event, Hook
-from vbcaps.training.files import RunError
+from vbcaps.training.files import RunError, inner_folder
 from vbcaps.training.health import health_after
 from vbcaps.training.learner import NEVER, Learner, NonFinite, Totals, diagnose
 from vbcaps.training.memory import freed_memory_kept
@@ -104,7 +104,7 @@ def fit(
         data_folder: the folder of the datasets; by default ``VBCAPS_DATA``, else the user's cache.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"`` or ``"auto"``, which takes a GPU if there is one.
         resume: resume from the state in the folder, which no longer needs ``weights``; a finished run is not repeated.
-        deterministic: give the same bits for the same seed on the same device, cuDNN's convolutions included.
+        deterministic: give the same bits for the same seed, device and number of threads, also of cuDNN.
         tensorboard: also write TensorBoard's event files.
         on_event: a function that is called with each ``Event`` of the run (``vbcaps.training.events``). If it raises
             an exception, the run is saved and ends. Under torchrun only the first process calls it, and writes.
@@ -149,7 +149,7 @@ def fit_seeds(recipe: Recipe | str, folder: str | Path, seeds: int, **options: U
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, got {seeds}")
     recipes = [replace(recipe, seed=recipe.seed + k) for k in range(seeds)]
-    return _fit(folder, recipes, [folder / f"seed{r.seed}" for r in recipes], **options)
+    return _fit(folder, recipes, [inner_folder(folder / f"seed{r.seed}") for r in recipes], **options)
 
 
 def fit_all(recipes: Sequence[Recipe], folders: Sequence[Path], **options: Unpack[Options]) -> list[Model]:

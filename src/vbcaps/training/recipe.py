@@ -35,6 +35,7 @@ CHOICES: dict[str, tuple[str, ...]] = dict(
     resample=("bilinear", "bicubic"), axes=("auto", "chw", "hwc"), sampling=("shortcut", "posterior"),
     choose_by=("error", "balanced_error"),
 )  # fmt: skip
+LONGEST_WORD = 100  # letters of a word for which a near one is looked for
 # Number fields: the smallest and the largest value allowed.
 RANGES: dict[str, tuple[float, float]] = dict(
     objects=(1, 4), validation=(0, 0.9), split=(0, 2**32 - 1), match=(0, 1), image_size=(8, 1024), seed=(0, 2**32 - 1),
@@ -451,7 +452,8 @@ def field_types() -> dict[str, Any]:
 
 def nearest(word: object, allowed: typing.Iterable[str]) -> str:
     """Return ``"; did you mean 'routing'?"``, or an empty string where no allowed word is near."""
-    found = difflib.get_close_matches(str(word), list(allowed), n=1)
+    said = str(word)  # of a long word nobody means a short one, and to compare it takes the square of its length
+    found = difflib.get_close_matches(said, list(allowed), n=1) if len(said) <= LONGEST_WORD else []
     return f"; did you mean {found[0]!r}?" if found else ""
 
 

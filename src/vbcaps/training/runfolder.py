@@ -15,15 +15,21 @@ Nothing here needs PyTorch.
 """
 
 import csv
+import hashlib
 import io
 import os
+import re
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from vbcaps import disk
 from vbcaps.training.files import RunError, read_json
-from vbcaps.training.recipe import Recipe
+from vbcaps.training.recipe import RANGES, Recipe
 
 STATE, BEFORE = "state.safetensors", "state.before.safetensors"
+SUMMED = {"recipe.json": disk.RECIPE, "metrics.csv": disk.METRICS}
+MOST_EPOCHS = int(RANGES["epochs"][1])
 LATEST = "latest"  # the name in runs/ that leads to the run begun last
 # Each run has these columns; a VAE has more, the names of which its rows give.
 COLUMNS = ("epoch", "loss", "train_error", "validation_error", "lr", "seconds", "images_per_second")
@@ -31,29 +37,62 @@ COLUMNS = ("epoch", "loss", "train_error", "validation_error", "lr", "seconds", 
 
 def read_recipe(folder: Path) -> Recipe:
     """Return the recipe of a run."""
+    path = Path(folder) / "recipe.json"
+    check_sum(path)
     try:
-        return Recipe.from_json(read_json(Path(folder) / "recipe.json"))
+        return Recipe.from_json(read_json(path))
     except (ValueError, TypeError) as error:
         raise RunError(f"{folder}/recipe.json: {error}") from error
 
 
 def seed_folders(folder: Path) -> list[Path]:
     """Return the runs of several seeds in a folder, in the order of seeds, or [] if the folder is a run itself."""
-    if (folder / "recipe.json").exists():
-        return []
-    found = [path.parent for path in folder.glob("seed*/recipe.json") if path.parent.name[4:].isdigit()]
-    return sorted(found, key=lambda path: int(path.name[4:]))
+    return [] if (folder / "recipe.json").exists() else numbered(folder, "seed")
 
 
 def fold_folders(folder: Path) -> list[Path]:
     """Return the runs of a cross-validation in a folder, in the order of folds, or []."""
-    found = [path.parent for path in folder.glob("fold*/recipe.json") if path.parent.name[4:].isdigit()]
-    return sorted(found, key=lambda path: int(path.name[4:]))
+    return numbered(folder, "fold")
+
+
+def numbered(folder: Path, word: str) -> list[Path]:
+    """Return the runs in a folder whose names are a word and a number in ASCII digits, in the order of the numbers."""
+    found = [path.parent for path in folder.glob(f"{word}*/recipe.json")]
+    named = [path for path in found if re.fullmatch(r"[0-9]{1,10}", path.name.removeprefix(word))]
+    return sorted(named, key=lambda path: int(path.name.removeprefix(word)))
 
 
 def read_result(folder: Path) -> dict[str, Any]:
     """Return the fields of ``result.json``."""
-    return read_json(Path(folder) / "result.json")
+    return read_json(Path(folder) / "result.json", disk.RESULT)
+
+
+def sums_of(folder: Path) -> dict[str, str]:
+    """Return the checksums of the files of a finished run that no other file could check, for ``result.json``."""
+    found = {}
+    for name, limit in SUMMED.items():
+        try:
+            found[name] = sum_of(folder / name, limit)
+        except OSError as error:
+            raise RunError(f"cannot read {folder / name}: {error.strerror}") from error
+    return found
+
+
+def sum_of(path: Path, limit: int) -> str:
+    """Return the SHA-256 of a text, whatever the ends of its lines."""
+    return hashlib.sha256(disk.read_bytes(path, limit).replace(b"\r\n", b"\n")).hexdigest()
+
+
+def check_sum(path: Path) -> None:
+    """Raise an error for a file of a finished run that has changed since; earlier versions recorded no checksums."""
+    try:
+        sums = read_result(path.parent).get("sums")
+        known = sums.get(path.name) if isinstance(sums, dict) else None
+        if known is None or sum_of(path, SUMMED[path.name]) == known:
+            return
+    except (RunError, OSError):  # no result yet, or one that tells of its damage where it is read
+        return
+    raise RunError(f"{path} is damaged or was changed: its SHA-256 is not the one in result.json, {ascii(known)[:80]}")
 
 
 def crops_file(weights: Path, crops: int) -> Path:
@@ -75,13 +114,22 @@ def crops_file(weights: Path, crops: int) -> Path:
 def read_metrics(folder: Path) -> list[dict[str, float | None]]:
     """Return the rows of ``metrics.csv``; a value is None where its column is empty."""
     path = Path(folder) / "metrics.csv"
+    check_sum(path)
     try:
-        with open(path, newline="") as file:
-            return [{k: float(v) if v else None for k, v in row.items()} for row in csv.DictReader(file)]
+        table = csv.DictReader(lines(disk.read_bytes(path, disk.METRICS)))
+        rows = [{k: float(v) if v else None for k, v in row.items()} for row in islice(table, MOST_EPOCHS + 1)]
     except (ValueError, TypeError):
         raise RunError(f"cannot read {path}: it has something else in the place of a number") from None
     except (OSError, csv.Error) as error:
-        raise RunError(f"cannot read {path}: {error}") from error
+        raise RunError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    if len(rows) > MOST_EPOCHS:
+        raise RunError(f"cannot read {path}: it has more than {MOST_EPOCHS:,} rows, the most epochs of a run")
+    return rows
+
+
+def lines(content: bytes) -> io.TextIOWrapper:
+    """Return the lines of a table, which are not all decoded at once."""
+    return io.TextIOWrapper(io.BytesIO(content), "utf-8", newline="")
 
 
 def pack_metrics(rows: list[dict[str, Any]]) -> bytes:
@@ -97,4 +145,12 @@ def resolved(path: Path) -> Path:
     """Return the run that ``runs/latest`` leads to; return any other path unchanged."""
     if path.name != LATEST or not (path.is_symlink() or path.is_file()):
         return path
-    return path.with_name(os.readlink(path) if path.is_symlink() else path.read_text().strip())
+    try:
+        name = os.readlink(path) if path.is_symlink() else disk.read_text(path, 4096).strip()
+    except UnicodeDecodeError:
+        raise RunError(f"cannot read {path}: it is no text; remove it") from None
+    except OSError as error:
+        raise RunError(f"cannot read {path}: {error.strerror}; remove it") from error
+    if not name or "\0" in name:
+        raise RunError(f"cannot read {path}: it names no run; remove it")
+    return path.with_name(name) if Path(name).name == name else path.parent / name

@@ -4,26 +4,28 @@ import dataclasses
 import json
 import os
 import time
+import warnings
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import vbcaps
+from vbcaps import disk
 from vbcaps.data import Split, View
 from vbcaps.health import Health
 from vbcaps.models import current_names
-from vbcaps.training.checkpoint import State, check_same, pack_state, unpack_state
-from vbcaps.training.environment import commit, environment, with_resumption
+from vbcaps.training.checkpoint import State, check_same, is_number, pack_state, unpack_state
+from vbcaps.training.environment import commit, environment, other_threads, with_resumption
 from vbcaps.training.evaluate import Evaluation
 from vbcaps.training.events import Event, Kind
-from vbcaps.training.files import RunError, Writer, check_writable, lock, read_json, write, write_json
+from vbcaps.training.files import RunError, Writer, check_writable, inner_folder, lock, read_json, write, write_json
 from vbcaps.training.learner import NEVER, Learner, Totals
 from vbcaps.training.recipe import Recipe
-from vbcaps.training.runfolder import BEFORE, STATE, pack_metrics
+from vbcaps.training.runfolder import BEFORE, STATE, pack_metrics, sums_of
 from vbcaps.weights.file import pack_weights, unpack_weights
 from vbcaps.weights.model import Model, model_of
-from vbcaps.weights.tensors import copy_tensors, pack_tensors
+from vbcaps.weights.tensors import LONGEST, copy_tensors, pack_tensors
 
 
 class Data(NamedTuple):
@@ -111,6 +113,11 @@ class RunLog:
         self.seen = self.turned = Moment(self.began, 0)  # of the last event, and when the epoch began
 
     @property
+    def most(self) -> int:
+        """Return the most bytes of a state or a weights file of this run."""
+        return LONGEST + 2 * sum(x.numel() * max(x.element_size(), 4) for x in self.learner.tensors().values())
+
+    @property
     def matched(self) -> bool:
         return bool(self.recipe.match and self.rows and self.rows[-1]["validation_error"] <= self.recipe.match)
 
@@ -140,6 +147,7 @@ class RunLog:
             size = len(pack_tensors(self.learner.tensors(), {}))
             check_writable(self.folder, 5 * size)  # state, the one before, last, best, and the one being written
             self.held = lock(self.folder)
+            disk.clear_parts(self.folder)
             check_folder(self.recipe, self.folder, resume)  # again: another run may have ended meanwhile
         if resume and (self.has(STATE) or self.has(BEFORE)):
             self.restore()
@@ -163,7 +171,10 @@ class RunLog:
             return
         now, file = environment(self.device, self.group.size), self.folder / "environment.json"
         if resume and file.exists():
-            now = with_resumption(read_json(file), now)
+            before = read_json(file)
+            if sentence := other_threads(before, now):
+                warnings.warn(f"{self.folder} {sentence}", stacklevel=2)
+            now = with_resumption(before, now)
         elif self.began_with is not None:
             now |= dict(began_with=self.began_with)
         write_json(file, now)
@@ -204,11 +215,18 @@ class RunLog:
         epoch, step, rows = state.epoch, state.step, len(state.rows)
         if rows != epoch or not (0 <= epoch <= self.recipe.epochs and 0 <= step <= self.learner.steps):
             raise RunError(f"{path} is damaged: it stands at epoch {epoch}, step {step}, with {rows} rows")
+        if not all(is_number(row.get(self.chosen_by, "")) for row in state.rows):
+            raise RunError(f"{path} is damaged: a row has no {self.chosen_by}")
 
-    def read(self, path: Path) -> bytes:
-        """Return the content of a file of the run, which only the first process needs to have."""
+    def read(self, path: Path, limit: int | None = None) -> bytes:
+        """Return the content of a file of the run, which only the first process needs to have.
+
+        Args:
+            path: the file.
+            limit: its most bytes; by default twice what the state of the learner takes, and a header.
+        """
         try:
-            return self.group.read(path, self.device)
+            return self.group.read(path, self.device, self.most if limit is None else limit)
         except OSError as error:
             raise RunError(f"cannot read {path}: {error.strerror}") from error
 
@@ -218,7 +236,7 @@ class RunLog:
         if path == before or not before.exists():
             return ""
         try:
-            _, state = unpack_state(before.read_bytes(), str(before))
+            _, state = unpack_state(disk.read_bytes(before, self.most), str(before))
         except (OSError, RunError):
             return ""
         return (
@@ -365,7 +383,7 @@ class RunLog:
         weights = self.pack_weights(self.best or last, test, temperature, health)
         if self.group.writes:
             write(result.weights, weights)
-            write_json(self.folder / "result.json", result.to_json())
+            write_json(self.folder / "result.json", result.to_json() | dict(sums=sums_of(self.folder)))
             with suppress(OSError):
                 (self.folder / BEFORE).unlink()
         return self.model(weights, result)
@@ -382,16 +400,20 @@ class RunLog:
     def read_result(self) -> Result:
         path = self.folder / "result.json"
         try:
-            fields = json.loads(self.read(path))
+            fields = json.loads(self.read(path, disk.RESULT))
             for split in ("test", "familiar"):
                 if fields[split] is not None:
                     fields[split] = Evaluation.from_json(fields[split])
             if fields.get("health") is not None:
                 fields["health"] = Health.from_json(fields["health"])
+            fields.pop("sums", None)
             fields |= dict(folder=self.folder, recipe=self.recipe, weights=self.folder / fields["weights"])
             return Result(**fields)
-        except (ValueError, KeyError, TypeError) as error:
-            raise RunError(f"{path} is damaged ({error}): remove it, and resume, to test again") from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            said = isinstance(error, ValueError) and not isinstance(error, UnicodeDecodeError)
+            missing = f"it has no {error}" if isinstance(error, KeyError) else "its fields are not those of a result"
+            why = error if said else missing
+            raise RunError(f"{path} is damaged ({why}): remove it, and resume, to test again") from error
 
     @property
     def steps_done(self) -> int:
@@ -439,7 +461,10 @@ class Board:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise RunError("TensorBoard's files need tensorboard: pip install 'vbcaps[tensorboard]'") from error
-        self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=epoch + 1)
+        try:
+            self.writer = SummaryWriter(str(inner_folder(folder / "tensorboard")), purge_step=epoch + 1)
+        except OSError as error:
+            raise RunError(f"cannot write in {folder / 'tensorboard'}: {error.strerror}") from error
 
     def write(self, row: dict[str, Any]) -> None:
         for name, value in row.items():

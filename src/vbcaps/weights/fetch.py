@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 
+from vbcaps.disk import read_bytes
+
 try:
     import fcntl
 except ImportError:  # Windows
@@ -44,7 +46,7 @@ def fetch_weights(name: str, size: int, sha256: str, folder: Path, progress: Pro
     path = folder / file.name
     try:
         with locked(folder), nullcontext(progress) if progress else show() as told:
-            if path.is_file() and path.stat().st_size == size and _has(path, sha256):  # by another process, meanwhile
+            if path.is_file() and path.stat().st_size == size and _has(path, size, sha256):  # by another process
                 return path
             reasons = fetch_file(file, [address() + file.name], folder, told)
     except OSError as error:
@@ -59,8 +61,8 @@ def fetch_weights(name: str, size: int, sha256: str, folder: Path, progress: Pro
     )
 
 
-def _has(path: Path, sha256: str) -> bool:
-    return hashlib.sha256(path.read_bytes()).hexdigest() == sha256
+def _has(path: Path, size: int, sha256: str) -> bool:
+    return hashlib.sha256(read_bytes(path, size)).hexdigest() == sha256
 
 
 @contextmanager

@@ -2,8 +2,6 @@
 
 import dataclasses
 import math
-import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 import vbcaps
 from vbcaps.data import View
+from vbcaps.disk import opened
 from vbcaps.models import current_names
 from vbcaps.training.files import RunError
 from vbcaps.training.recipe import Recipe
@@ -90,9 +89,7 @@ def read_weights(path: Path) -> Contents:
     The header is compared with the network that it describes before the tensors are read.
     """
     try:
-        with open(path, "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise RunError(f"cannot read the weights {path}: it is no file")
+        with opened(path) as file:
             begin = file.read(8)
             begin += file.read(header_size(begin, str(path)) - 8)
             header = known(read_header(begin, str(path)), str(path))

@@ -10,9 +10,11 @@ Nothing here needs PyTorch.
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 from typing import Literal, NamedTuple, overload
 
+from vbcaps.disk import RECIPE, read_bytes, read_text
 from vbcaps.training.files import RunError
 from vbcaps.training.recipe import nearest
 from vbcaps.training.runfolder import fold_folders, resolved, seed_folders
@@ -50,11 +52,18 @@ class Place(NamedTuple):
 
 def published() -> dict[str, Published]:
     """Return the networks whose files anybody can have, by name."""
+    path = FOLDER / "published.json"
     try:
-        listed = json.loads((FOLDER / "published.json").read_text())
+        listed = json.loads(read_text(path, RECIPE))
+        found = {name: Published(**fields) for name, fields in listed.items()}
+        for name, fields in found.items():
+            if not re.fullmatch(r"\w+", name) or [type(x) for x in fields] != [int, str, str, float]:
+                raise ValueError(name)
     except FileNotFoundError:
         return {}
-    return {name: Published(**fields) for name, fields in listed.items()}
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise RunError(f"{path} is damaged: install vbcaps again") from error
+    return found
 
 
 @overload
@@ -134,7 +143,7 @@ def is_published(path: Path) -> bool:
     fields = published().get(path.stem)
     if fields is None or path.stat().st_size != fields.size:  # nothing larger is read
         return False
-    return hashlib.sha256(path.read_bytes()).hexdigest() == fields.sha256
+    return hashlib.sha256(read_bytes(path, fields.size)).hexdigest() == fields.sha256
 
 
 def belongs(path: Path) -> Place | None:

@@ -15,6 +15,7 @@ from typing import Any
 from vbcaps.data import View
 from vbcaps.health.record import Health
 from vbcaps.training.recipe import OBEYED, Recipe
+from vbcaps.weights.tensors import first_twice
 
 
 def check_classes(classes: Sequence[Any]) -> None:
@@ -24,8 +25,7 @@ def check_classes(classes: Sequence[Any]) -> None:
     for name in classes:
         if not isinstance(name, str) or OBEYED.search(name):
             raise ValueError(f"a class must have a name without control characters, got {shortened(name)}")
-    if len(set(classes)) != len(classes):
-        twice = next(name for name in classes if list(classes).count(name) > 1)
+    if (twice := first_twice(classes)) is not None:
         raise ValueError(f"classes must have different names, got {shortened(twice)} twice")
 
 

@@ -5,6 +5,7 @@ weights file of vbcaps, ``config.json`` and a model card; nothing is pickled, ne
 """
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,6 +79,9 @@ def save_pretrained(model: Model, folder: str | Path, licence: str | None = None
     """Write what is pushed into a folder; a card that is there already stays."""
     folder = Path(folder)
     try:
+        for written in (folder / "README.md", folder / "config.json"):  # which huggingface_hub would write by a link
+            if written.is_symlink() and not written.exists():
+                written.unlink()
         Shared(model, folder.resolve().name, licence or licence_of(model)).save_pretrained(folder)
     except OSError as error:
         raise RunError(f"cannot write in {folder}: {error.strerror or error}") from error
@@ -94,8 +98,8 @@ def from_pretrained(name: str | Path, device: str | torch.device = "cpu", **opti
     """Return the model of a repository of the Hub, or of a folder that ``save_pretrained`` wrote."""
     if unknown := sorted(options.keys() - set(DOWNLOAD)):
         raise TypeError(f"from_pretrained has no argument {unknown[0]!r}; it takes device, {', '.join(DOWNLOAD)}")
-    if (config := Path(name) / "config.json").is_file():
-        read_json(config)  # huggingface_hub reads it, too, but fails unclearly where it is damaged
+    if os.path.lexists(config := Path(name) / "config.json"):
+        read_json(config)  # huggingface_hub reads it, too, but fails unclearly where it is damaged, and waits at a pipe
     with clear_hub_errors(str(name)):
         return Shared.from_pretrained(name, device=device, **options).model
 

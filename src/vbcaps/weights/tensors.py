@@ -5,7 +5,7 @@ The header is read and checked by itself: it says how large every tensor is befo
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ from vbcaps.training.recipe import OBEYED
 
 LONGEST = 2**26  # bytes of a header; a state's has a row for each of up to 100,000 epochs
 DEEPEST = 16  # levels of a header, one within another
+AXES, MOST = 16, 2**63 - 1  # of a tensor, and of an axis
 FLOATS = ("F32", "F64", "F16", "BF16")  # what a tensor of floats is read from
 DTYPES = dict(
     F64=torch.float64, F32=torch.float32, F16=torch.float16, BF16=torch.bfloat16, I64=torch.int64, I32=torch.int32,
@@ -73,8 +74,9 @@ def read_header(begin: bytes, file: str) -> Header:
         if not isinstance(words, str):
             raise ValueError("its header has no fields")
         for name, (dtype, shape) in tensors.items():
-            if not isinstance(dtype, str) or not all(type(length) is int and length >= 0 for length in shape):
-                raise ValueError(f"{name!a} has no dtype and shape")
+            lengths = len(shape) <= AXES and all(type(length) is int and 0 <= length <= MOST for length in shape)
+            if not isinstance(dtype, str) or not lengths:
+                raise ValueError(f"{name!a} has no dtype and shape of at most {AXES} axes")
             if OBEYED.search(name + dtype):
                 raise ValueError(f"{name!a} of {dtype!a} has control characters")
             _check_room(name, dtype, shape, listed[name].get("data_offsets"))
@@ -123,9 +125,18 @@ def parse_json(text: str) -> dict[str, Any]:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"its header has {next(name for name in names if names.count(name) > 1)!r} twice")
+        raise ValueError(f"its header has {first_twice(name for name, _ in pairs)!r} twice")
     return found
+
+
+def first_twice(names: Iterable[str]) -> str | None:
+    """Return the first name that was there before, in one walk."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
 
 
 def unpack_tensors(content: bytes, file: str) -> tuple[dict[str, Tensor], dict[str, Any]]:

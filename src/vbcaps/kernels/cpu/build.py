@@ -228,6 +228,8 @@ def _run(command: list[str]) -> str:
 def _is_whole(path: Path) -> bool:
     """Return whether the file ends in the checksum of the bytes before it."""
     try:
+        if not stat.S_ISREG(path.lstat().st_mode):
+            return False
         content = path.read_bytes()
     except OSError:
         return False
