@@ -57,7 +57,9 @@ def published() -> dict[str, Published]:
         listed = json.loads(read_text(path, RECIPE))
         found = {name: Published(**fields) for name, fields in listed.items()}
         for name, fields in found.items():
-            if not re.fullmatch(r"\w+", name) or [type(x) for x in fields] != [int, str, str, float]:
+            of_health = fields.health.values() if isinstance(fields.health, dict) else [fields.health]
+            known = all(x is None or type(x) in (int, float) for x in of_health)
+            if not re.fullmatch(r"\w+", name) or [type(x) for x in fields[:4]] != [int, str, str, float] or not known:
                 raise ValueError(name)
     except FileNotFoundError:
         return {}
