@@ -208,7 +208,7 @@ LOGS = st.floats(-2, 2).map(lambda x: 10**x)
 @pytest.mark.parametrize("precision", ["gamma", "full"])
 @pytest.mark.parametrize("single_field", [True, False])
 @pytest.mark.parametrize("temper", [1.0, 1 / 4, 1 / 16, 2.0])
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 2**31 - 1),
     parents=st.integers(1, 4),
