@@ -265,20 +265,19 @@ void vb_grad_parent(const float* rj, const float* S, const float* m, const float
           });
           if (rule == INFORMATION) {
             const float *const m0 = prior->m0 + j * prior->m0_step, *const g = dlogit + first + j * N;
-            const float kappa0 = prior->kappa0[j * prior->kappa0_step], s0 = 0.5f * prior->nu0[j * prior->nu0_step];
+            const float *const r_j = rj + first + j * N, kappa0 = prior->kappa0[j * prior->kappa0_step];
             float* const products = f.poses[0];
             over_pose(N, [=](Long d, Long n, Long k) INLINE_LAMBDA {
               const float psi = 1.0f / (S_j[k] + inv_psi0[d]), gap = m_j[k] - m0[d];
               const float product = psi * (kappa0 * gap * gap - S_j[k]);
               products[k] = product;
-              gS_j[k] -= g[n] * psi * (0.5f * nu[n] - s0 + 0.5f * nu[n] * product);
+              gS_j[k] -= 0.5f * g[n] * psi * (r_j[n] + nu[n] * product);
               gb_j[k] += g[n] * nu[n] * kappa0 * psi * gap * inv_kappa[n];
             });
             double* const sum = of_nu + j * N;
             sum_over_pose(sum, products, N);
             for (Long n = 0; n < N; n++) {
-              const double nu_n = f.nu[j * N + n];
-              sum[n] = g[n] * (0.5 * sum[n] + (0.5 * nu_n - s0) * trigamma_of_nu(nu_n, false));
+              sum[n] = g[n] * (0.5 * sum[n] + 0.5 * r_j[n] * trigamma_of_nu(f.nu[j * N + n], false));
             }
           }
           of_votes.put_pose(2 * t, l, j, gb_j);

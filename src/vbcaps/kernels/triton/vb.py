@@ -36,14 +36,29 @@ def trigamma(x):
 
 
 @triton.jit
-def ln_gamma(x):
-    """Return ln Gamma(x), x > 0, by the method of `digamma`."""
+def log1p(x):
+    """Return ln(1 + x), x > -1, to the last digits where x is small."""
+    u = 1.0 + x
+    return tl.where(u == 1.0, x, tl.log(u) * (x / (u - 1.0)))
+
+
+@triton.jit
+def shifted(x):
+    """Return y, P and Q with ln Gamma(x) = (y - 1/2) ln y - y + ln(2 pi) / 2 + Q - ln P, by the method of `digamma`."""
     t = x * x + 7 * x
-    shift = tl.where(x < 8, tl.log(t * (t + 6) * (t + 10) * (t + 12)), 0.0)
+    P = tl.where(x < 8, t * (t + 6) * (t + 10) * (t + 12), 1.0)
     y = tl.where(x < 8, x + 8, x)
     u = 1.0 / (y * y)
-    series = (1 / 12 - u * (1 / 360 - u * (1 / 1260 - u / 1680))) / y
-    return (y - 0.5) * tl.log(y) - y + 0.9189385332046727 + series - shift
+    return y, P, (1 / 12 - u * (1 / 360 - u * (1 / 1260 - u / 1680))) / y
+
+
+@triton.jit
+def ln_gamma_fall(x, gap):
+    """Return ln Gamma(x) - ln Gamma(x + gap), whose large parts cancel before they are computed."""
+    y0, P0, Q0 = shifted(x)
+    y, P, Q = shifted(x + gap)
+    step = tl.where((x < 8) == (x + gap < 8), gap, y - y0)
+    return step - (y0 - 0.5) * log1p(step / y0) - step * tl.log(y) + Q0 - Q + tl.log(P / P0)
 
 
 @triton.jit
@@ -100,16 +115,15 @@ def excess(m_ptr, m0_ptr, m0_stride, kappa0_ptr, kappa0_stride, S, psi, at, N, J
 
 
 @triton.jit
-def divergence(kappa, nu, psi, kappa0, nu0, inv_psi0, excess):
-    """Return KL[q(mu, lambda) || prior] of each parent and image."""
-    s, s0 = 0.5 * nu, 0.5 * nu0
-    ln_ratio, sum = tl.log(psi[0] * inv_psi0[0]), excess[0]
+def divergence(r_j, kappa, nu, S, kappa0, nu0, inv_psi0, excess):
+    """Return KL[q(mu, lambda) || prior] of each parent and image, from what r_j and S add to the prior."""
+    ln_ratio, sum = log1p(S[0] / inv_psi0[0]), excess[0]  # ln psi0 / psi
     for d in tl.static_range(1, 16):
-        ln_ratio += tl.log(psi[d] * inv_psi0[d])
+        ln_ratio += log1p(S[d] / inv_psi0[d])
         sum += excess[d]
-    gaussian = 8 * (tl.log(kappa / kappa0) + kappa0 / kappa - 1)
-    gamma = 16 * ((s - s0) * digamma(s) - ln_gamma(s) + ln_gamma(s0))
-    return gaussian + gamma - s0 * ln_ratio + s * sum
+    gaussian = 8 * (log1p(r_j / kappa0) - r_j / kappa)
+    gamma = 16 * (0.5 * r_j * digamma(0.5 * nu) + ln_gamma_fall(0.5 * nu0, 0.5 * r_j))
+    return gaussian + gamma + 0.5 * nu0 * ln_ratio + 0.5 * nu * sum
 
 
 @triton.jit
@@ -162,7 +176,7 @@ def parent_kernel(
         elif RULE == INFORMATION:
             kappa0, gap, more = excess(m_ptr, m0_ptr, m0_stride, kappa0_ptr, kappa0_stride, S, psi, at, N, J)
             nu0, inv_psi0 = tl.load(nu0_ptr + j * nu0_stride), load_rows(inv_psi0_ptr + j * inv_psi0_stride)
-            logit = beta_a - beta_u + divergence(kappa, nu, psi, kappa0, nu0, inv_psi0, more)
+            logit = beta_a - beta_u + divergence(r_j, kappa, nu, S, kappa0, nu0, inv_psi0, more)
         elif RULE == PAPER:
             logit = beta_a - (beta_u + E_ln_pi + E_lndet) * r_j
         else:
@@ -287,20 +301,19 @@ def grad_parent_kernel(
             gb = repeat(zero)
         if RULE == INFORMATION:
             kappa0, gap, more = excess(m_ptr, m0_ptr, m0_stride, kappa0_ptr, kappa0_stride, S, psi, at, N, J)
-            nu0 = tl.load(nu0_ptr + lj % J * nu0_stride)
             sum = more[0]
             for d in tl.static_range(1, 16):
                 sum += more[d]
             gS = add(
                 gS,
                 [
-                    -0.5 * dlogit * psi[d] * (nu - nu0 + nu * more[d])
+                    -0.5 * dlogit * psi[d] * (r_j + nu * more[d])
                     for d in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
                 ],
             )
             gb = axpy(gb, dlogit * nu * kappa0 / kappa, mul(psi, gap))
-            dkappa += 8 * dlogit * (kappa - kappa0) / (kappa * kappa)
-            dnu += dlogit * (0.5 * sum + 4 * (nu - nu0) * trigamma(0.5 * nu))
+            dkappa += 8 * dlogit * r_j / (kappa * kappa)
+            dnu += dlogit * (0.5 * sum + 4 * r_j * trigamma(0.5 * nu))
         shift = repeat(zero)
     else:
         dE_ln_pi = temper * sum_parts(U0_ptr, at, total, PARTS)
