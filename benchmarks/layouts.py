@@ -53,7 +53,8 @@ def route_gathered(a: Tensor, pose: Tensor, W: Tensor, iters: int, make: Callabl
     index = child.flatten()
     M = pose.reshape(n, -1, POSE, POSE).index_select(1, index).unflatten(1, child.shape)
     a = a.reshape(n, -1).index_select(1, index).unflatten(1, child.shape)
-    logit, q = vb_routing(a, make(M, W.flatten(0, 2)), child, Prior(), children=SIDE * SIDE * TYPES, iters=iters)
+    V, children = make(M, W.flatten(0, 2)), SIDE * SIDE * TYPES
+    logit, q = vb_routing(a, V, child, Prior(), children=children, iters=iters, activation="released")
     return torch.cat([logit.flatten(), q.m.flatten()])
 
 

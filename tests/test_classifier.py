@@ -21,7 +21,7 @@ from vbcaps.classifier import channels_first
 from vbcaps.training.files import RunError
 from vbcaps.weights.model import Model
 
-QUICK = dict(arch=(4, 2, 2, 2), iters=1, side=20, device="cpu", random_state=0)
+QUICK = dict(arch=(4, 2, 2, 2), iters=3, side=20, device="cpu", random_state=0)
 
 
 @pytest.fixture(autouse=True)

@@ -146,7 +146,7 @@ def test_every_optional_package_is_tried_here():
     names = {name: name.replace("-", "_") for name in map(_name, project["dependencies"])}
     always = {names.pop("pillow"), names.pop("scikit-learn"), *names.values(), "PIL", "sklearn", "vbcaps"}
     imported = {name for path in (ROOT / "src").rglob("*.py") for name in _imports(path)}
-    tried = {case.package for case in CASES} | {"sqlalchemy"}  # which Optuna brings
+    tried = {case.package for case in CASES} | {"sqlalchemy", "h11"}  # which Optuna and uvicorn bring
     assert imported - always - set(sys.stdlib_module_names) - tried == set()
     assert {case.extra for case in CASES} == set(project["optional-dependencies"]) - OTHER
 

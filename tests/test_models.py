@@ -370,8 +370,8 @@ def test_the_cnn_learns_bars():
         (
             dict(routing_options=dict(temperature=1.0)),
             TypeError,
-            "routing_options of routing='vb' may be ['iters', 'activation', 'through', 'prior']: VBRouting.__init__() "
-            "got an unexpected keyword argument 'temperature'",
+            "routing_options of routing='vb' may be ['iters', 'activation', 'temper', 'through', 'prior']: "
+            "VBRouting.__init__() got an unexpected keyword argument 'temperature'",
         ),
         (
             dict(routing="dynamic", routing_options=dict(prior=Prior())),
@@ -382,7 +382,7 @@ def test_the_cnn_learns_bars():
         (
             dict(routing_options=dict(activation="relu")),
             ValueError,
-            "activation must be one of ('released', 'paper'), got 'relu'",
+            "activation must be one of ('agreement', 'information', 'released', 'paper'), got 'relu'",
         ),
         (
             dict(routing="em", routing_options=dict(growth=2.0)),

@@ -203,8 +203,13 @@ class Recipe:
         # Views and priors check the rest; they need PyTorch, so they are made only where something could be wrong.
         if (self.place and self.pad) or self.fill == "mean":
             self.view()
-        if any(getattr(self, field) != getattr(Recipe, field) for field in PRIOR):
+        if any(getattr(self, field) != getattr(Recipe, field) for field in PRIOR) and not self._surely_legal_prior():
             self.prior()
+
+    def _surely_legal_prior(self) -> bool:
+        """Return whether the prior lies well within what ``Prior`` accepts, which needs no PyTorch to be seen."""
+        positive = (self.alpha0, self.kappa0, self.psi0, 1.0 if self.nu0 is None else self.nu0)
+        return self.precision == "gamma" and all(1e-5 < x < 1e5 for x in positive) and abs(self.m0) < 1e5
 
     def _validate_combinations(self) -> None:
         owners = (
