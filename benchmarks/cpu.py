@@ -77,7 +77,9 @@ def make(way: str, routing: str = "vb", network: str = "16") -> nn.Module:
         return ConvNet((64, 64, 72, 72), channels, classes, 32)
     if way == "nine axes":
         vbcaps.layers.route = route_as_released  # type: ignore[assignment]
-    return CapsNet(sizes, channels, classes, 32, routing, backend="reference" if way == "nine axes" else way)
+    options = dict(activation="released") if routing == "vb" else {}
+    backend = "reference" if way == "nine axes" else way
+    return CapsNet(sizes, channels, classes, 32, routing, routing_options=options, backend=backend)
 
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}

@@ -50,9 +50,10 @@ def measured(routing: str) -> dict[str, list[float]]:
     images = load_dataset("sample").test.images[:IMAGES].float() / 255
     x = (images - images.mean()) / images.std()
     found: dict[str, list[list[float]]] = {layer: [] for layer in LAYERS}
+    options = dict(iters=ITERATIONS) | (dict(activation="released") if routing == "vb" else {})
     for seed in range(SEEDS):
         torch.manual_seed(seed)
-        net = CapsNet((32, 8, 8, 8), 1, 10, 28, routing=routing, routing_options=dict(iters=ITERATIONS))
+        net = CapsNet((32, 8, 8, 8), 1, 10, 28, routing=routing, routing_options=options)
         with torch.no_grad():
             trace = net.trace(x)
         for layer in LAYERS:
