@@ -207,9 +207,8 @@ class VBParentGrads:
         dkappa0 = dlogit * (0.5 * D * (1 / (kappa0 + last.rj) - 1 / kappa0) + s * spread)
         ratio = (psi * inv_psi0).log().sum((-2, -1))
         dnu0 = 0.5 * dlogit * (D * (torch.digamma(s0) - torch.digamma(s)) - ratio)
-        of_types = (x.sum((0, 2)) for x in (dkappa0, dnu0))
-        dkappa0, dnu0 = of_types
-        return dm0.sum((0, 2)).view(-1, D), dkappa0, dinv_psi0.sum((0, 2)).view(-1, D), dnu0
+        dm0, dkappa0, dinv_psi0, dnu0 = (x.sum((0, 2)) for x in (dm0, dkappa0, dinv_psi0, dnu0))
+        return dm0.view(-1, D), dkappa0, dinv_psi0.view(-1, D), dnu0
 
 
 def run_vb_back(given: VBBackCall) -> VBBack:
