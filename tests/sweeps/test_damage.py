@@ -172,6 +172,13 @@ def test_a_database_that_is_no_address_is_refused(sweep, storage):
         use(sweep)
 
 
+@pytest.mark.parametrize("storage", ["cpu", "../x", "mysql://host/x"])
+def test_an_address_that_is_no_postgresql_database_names_the_file(sweep, storage):
+    (sweep / "sweep.json").write_text(f'{{"storage": "{storage}"}}')
+    with pytest.raises(RunError, match=r"sweep\.json is damaged: storage must be the URL of a PostgreSQL database"):
+        use(sweep)
+
+
 def test_plans_come_back_from_json():
     plan = make_plan(tiny.recipe(), [*FIELDS, "iters=int:1,4,2", "epochs=3"], "tpe", 4, validation=0.25)[0]
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
