@@ -332,13 +332,14 @@ def open_sweep(folder: Path, plan: Plan | None = None, storage: str | None = Non
         raise RunError(f"{folder / ABOUT} is damaged: storage must be the URL of a database, got {shortened(before)}")
     if storage is not None and before is None and (folder / FILE).exists():
         raise RunError(f"{folder} keeps its trials in {FILE}: leave --storage out, or choose another folder")
+    address = storage or before
     try:
-        url = None if not (storage or before) else database_url(storage or before)
+        url = None if address is None else database_url(address)
     except ValueError as error:
         if storage is None:  # it stands in the file
             raise RunError(f"{folder / ABOUT} is damaged: {error}") from error
         raise
-    storage = storage or before
+    storage = address
     options: dict[str, Any] = dict(pool_pre_ping=True)
     make_folder(folder)
     name = folder.resolve().name
