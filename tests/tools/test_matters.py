@@ -28,7 +28,7 @@ def test_a_cell_has_mean_deviation_and_seeds():
 
 
 @pytest.mark.parametrize(
-    ("differences", "p"), [([1.0, 2.0], 0.5), ([1.0, -1.0], 1.0), ([1, 1, 1, 1, 1], 2 / 32), ([5.0, -1.0, 2.0], 0.5)]
+    ("differences", "p"), [([1.0, 2.0], 0.5), ([1.0, -1.0], 1.0), ([1, 1, 1, 1, 1], 2 / 32), ([-5.0, 1.0, -2.0], 0.5)]
 )
 def test_the_permutation_test_counts_signs(differences, p):
     assert matters.permutation_p(differences) == pytest.approx(p)
